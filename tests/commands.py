@@ -1,10 +1,27 @@
-"""The commands of `arroyo-state`, as click knows them."""
+"""The commands of `arroyo-state`, as click knows them, and what they print on a store."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import click
+from click.testing import CliRunner, Result
+
+
+def run(url: str, *words: str) -> Result:
+    """What a command does on the store of a URL."""
+    from arroyo_dagster import cli
+
+    return CliRunner().invoke(cli.main, [*words, "--url", url], catch_exceptions=False)
+
+
+def document(url: str, *words: str) -> Any:
+    """The JSON document of a command that succeeds and warns of nothing."""
+    result = run(url, *words, "--json")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return json.loads(result.stdout)
 
 
 def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

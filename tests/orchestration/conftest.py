@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +14,12 @@ from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.jobs import run_word_job
 from tests.orchestration.quick_storage import kept_engines
+from tests.orchestration.results import JOB, KEY
 
 _NUMBERS = itertools.count()
 _WRAPPED: dict[str, ObjectStore] = {}
@@ -86,6 +90,19 @@ class Deployment:
         found = self.defs.resolve_job_def(job)
         return found.execute_in_process(instance=self.instance, partition_key=partition, **options)
 
+    def due(self, schedule: str) -> Any:
+        """Evaluate a schedule of the definitions."""
+        with (
+            dg.build_schedule_context(
+                instance=self.instance,
+                scheduled_execution_time=dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC),
+                repository_def=self.defs.get_repository_def(),
+                resources={"arroyo_store": self.resource},
+            ) as context,
+            dg.partition_loading_context(dynamic_partitions_store=self.instance),
+        ):
+            return self.defs.resolve_schedule_def(schedule).evaluate_tick(context)
+
     @property
     def keys(self) -> list[str]:
         return sorted(self.instance.get_dynamic_partitions("arroyo_jobs"))
@@ -129,3 +146,12 @@ def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def deployed(instance: dg.DagsterInstance) -> Deployment:
     return Deployment(instance)
+
+
+@pytest.fixture
+def at_rest(deployed: Deployment) -> Deployment:
+    """A deployment with a job at rest: eight epochs of small files, and its partition."""
+    run_word_job(deployed.store, **JOB, max_epochs=8)
+    deployed.build(runner=InProcessRunner())
+    deployed.instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    return deployed

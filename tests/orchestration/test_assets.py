@@ -15,6 +15,7 @@ from arroyo_dagster.state.storage import open_store
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import run_word_job
+from tests.orchestration.results import checks, passed
 from tests.shares import all_but
 
 ONE = protocol_job("words")
@@ -26,10 +27,6 @@ def materialised(result: Any) -> dict[str, dict[str, Any]]:
         event.asset_key.path[-1]: dict(event.materialization.metadata)
         for event in result.get_asset_materialization_events()
     }
-
-
-def verdicts(result: Any) -> dict[str, bool]:
-    return {one.check_name: one.passed for one in result.get_asset_check_evaluations()}
 
 
 # ---- the catalogue -------------------------------------------------------------------------------
@@ -55,7 +52,7 @@ def test_the_catalogue_is_written_shown_and_checked(deployed: Any) -> None:
     assert sorted(tables) == ["counts", "offsets", "rows", "times", "watermark"]
     columns = {column.name for column in operators["dagster/column_schema"].schema.columns}
     assert {"operator", "table", "path", "rows", "size_bytes"} <= columns
-    assert verdicts(result) == {"files_exist": True, "restorable": True}
+    assert passed(result) == {"files_exist": True, "restorable": True}
     assert len(read_history(deployed.catalogue, ONE).epochs) == 6
 
 
@@ -65,16 +62,6 @@ def test_the_data_version_is_that_of_the_newest_epoch(deployed: Any) -> None:
     (first, second) = deployed.run("arroyo_refresh", ONE.root).get_asset_materialization_events()
     for event in (first, second):
         assert event.materialization.tags["dagster/data_version"] == "g1:e3"
-
-
-def test_one_of_the_two_can_be_asked_for_alone(deployed: Any) -> None:
-    Written(deployed.store, ONE).epochs(2)
-    deployed.tick()
-    key = dg.AssetKey(["arroyo", "epoch_catalog"])
-    result = deployed.run("arroyo_refresh", ONE.root, asset_selection=[key])
-    assert result.success
-    assert materialised(result).keys() == {"epoch_catalog"}
-    assert verdicts(result) == {}
 
 
 def test_a_run_over_many_jobs_shows_each_by_itself(deployed: Any) -> None:
@@ -92,7 +79,7 @@ def test_a_run_over_many_jobs_shows_each_by_itself(deployed: Any) -> None:
     ]
     shown = {e.partition: e.materialization.metadata["newest epoch"].value[0] for e in events}
     assert shown == {"p0/main": "1", "p1/main": "2", "p2/main": "3"}
-    assert all(verdicts(result).values())
+    assert all(passed(result).values())
 
 
 @pytest.mark.parametrize("archive", all_but(ARCHIVES, ["legacy"]))
@@ -101,7 +88,7 @@ def test_jobs_of_a_real_arroyo_are_seen_and_checked(deployed: Any, archive: str,
     for job in list(deployed.tick())[:2]:
         result = deployed.run("arroyo_refresh", job)
         assert result.success
-        assert verdicts(result) == {"files_exist": True, "restorable": True}
+        assert passed(result) == {"files_exist": True, "restorable": True}
     assert deployed.run("arroyo_fleet").success
 
 
@@ -117,7 +104,7 @@ def test_a_vanished_job_fails_its_refresh_and_its_epochs_count_as_expired(deploy
     line = failure_of(result, "arroyo_catalog")
     assert line.startswith(f"{ONE.root}: there is no such job below the checkpoint URL; nothing")
     assert "last_epoch=2" in line
-    assert verdicts(result) == {"files_exist": False, "restorable": False}
+    assert passed(result) == {"files_exist": False, "restorable": False}
     assert [row.present for row in read_history(deployed.catalogue, ONE).epochs] == [False, False]
 
 
@@ -142,10 +129,8 @@ def test_a_damaged_epoch_fails_the_run_and_stops_what_follows(
     else:
         job.damage(3)
     result = deployed.run("arroyo_refresh", ONE.root)
-    assert verdicts(result) == {"files_exist": files, "restorable": whole}
-    (found,) = [
-        one for one in result.get_asset_check_evaluations() if one.check_name == "restorable"
-    ]
+    assert passed(result) == {"files_exist": files, "restorable": whole}
+    found = checks(result)["restorable"]
     assert found.blocking
     assert str(found.description).startswith(str(path) if damage != "unreadable" else "words/main/")
     assert "Next: " in str(found.description)
@@ -168,75 +153,12 @@ def test_a_blocking_check_keeps_what_depends_on_it_from_running(deployed: Any) -
     assert ran == []
 
 
-def test_checks_alone_look_at_every_job(deployed: Any) -> None:
-    Written(deployed.store, ONE).epochs(2)
-    Written(deployed.store, legacy_job("old"), files=False).epochs(1)
-    deployed.tick()
-    job = dg.define_asset_job(
-        "only_checks",
-        selection=dg.AssetSelection.checks_for_assets(dg.AssetKey(["arroyo", "operator_metadata"])),
-    )
-    defs = dg.Definitions.merge(deployed.defs, dg.Definitions(jobs=[job]))
-    result = defs.resolve_job_def("only_checks").execute_in_process(
-        instance=deployed.instance, raise_on_error=False
-    )
-    assert materialised(result) == {}
-    assert verdicts(result) == {"files_exist": False, "restorable": False}
-
-
-def test_a_job_that_stands_still_is_told_by_the_fleets_check(deployed: Any) -> None:
-    Written(deployed.store, ONE).epochs(1)  # finished in 2023
-    run_word_job(deployed.store, sinks=0, job="done")
-    result = deployed.run("arroyo_fleet")
-    assert result.success
-    check = {one.check_name: one for one in result.get_asset_check_evaluations()}[
-        "every_job_recent"
-    ]
-    assert not check.passed
-    assert check.severity is dg.AssetCheckSeverity.WARN
-    told = {one.data["job"]: one.data["verdict"] for one in check.metadata["jobs"].records}
-    assert told == {ONE.root: "stands still", "words/done": "at rest"}
-
-
 # ---- the fleet -----------------------------------------------------------------------------------
-
-
-def test_the_fleet_is_shown_at_a_glance(deployed: Any) -> None:
-    Written(deployed.store, ONE).epochs(2)
-    broken = Written(deployed.store, legacy_job("broken"))
-    broken.epochs(2)
-    broken.damage(2)
-    Written(deployed.store, protocol_job("empty"))
-    deployed.tick()
-    deployed.run("arroyo_refresh", ONE.root)
-    found = materialised(deployed.run("arroyo_fleet"))["fleet"]
-    assert found["arroyo/jobs"].value == 3
-    assert found["arroyo/jobs_unreadable"].value == 1
-    assert found["arroyo/files"].value == 2
-    assert found["arroyo/bytes"].value > 0
-    assert len(found["jobs"].records) == 3
-
-
-def test_a_failed_run_says_first_what_happened_to_what_and_what_next(deployed: Any) -> None:
-    deployed.store.put(StatePath("photos/cat.jpg"), b"x")
-    result = deployed.run("arroyo_fleet")
-    line = failure_of(result, "arroyo_fleet_overview")
-    assert line.startswith(
-        "not a checkpoint root: no directory in it looks like a job [url=memory://"
-    )
-    assert "Next: give the directory that holds" in line
 
 
 def failure_of(result: Any, step: str) -> str:
     events = [e for e in result.all_events if e.is_step_failure and e.step_key == step]
     return str(events[0].event_specific_data.user_failure_data.description).splitlines()[0]
-
-
-def test_a_partition_that_is_no_job_is_refused_by_name(deployed: Any) -> None:
-    Written(deployed.store, ONE).epochs(1)
-    deployed.instance.add_dynamic_partitions("arroyo_jobs", ["a/b/c"])
-    line = failure_of(deployed.run("arroyo_refresh", "a/b/c"), "arroyo_catalog")
-    assert line.startswith("a/b/c: not the key of a job: it has more than two parts")
 
 
 def test_jobs_that_fail_do_not_keep_others_from_being_catalogued(deployed: Any) -> None:

@@ -12,6 +12,7 @@ from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.rules import AUDIT_RULES, RECENCY
 from tests.fleets import Written, protocol_job
 from tests.jobs import listing, run_word_job
+from tests.orchestration.results import checks
 
 PATHS = protocol_job("words")
 
@@ -19,7 +20,7 @@ PATHS = protocol_job("words")
 def run(deployed: Any) -> dict[str, Any]:
     result = deployed.run("arroyo_audit")
     assert result.success
-    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+    return checks(result)
 
 
 def words(deployed: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.launcher import DefaultRunLauncher
-from dagster._core.storage.event_log import SqliteEventLogStorage
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.catalog import location as places
@@ -21,7 +19,6 @@ from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.epochs import (
-    EPOCH_CATALOG,
     RefreshOptions,
     read_history,
     refresh,
@@ -78,25 +75,6 @@ def test_two_deployments_with_one_home_keep_their_own_rows(home: Path, tmp_path:
         assert f"/deployments/{name}/" in store.catalogue().url
 
 
-def test_two_urls_of_one_deployment_have_two_catalogues(home: Path, tmp_path: Path) -> None:
-    stores = [
-        ArroyoStateStore(checkpoint_url=_written(tmp_path / name, n))
-        for name, n in (("a", 3), ("b", 1))
-    ]
-    assert [_refreshed(store) for store in stores] == [[1, 2, 3], [1]]
-    assert [_refreshed(store) for store in stores] == [[1, 2, 3], [1]]
-
-
-def test_the_deployment_of_definitions_is_that_of_their_store() -> None:
-    store = ArroyoStateStore(checkpoint_url="memory://x", storage_options={"key": dg.EnvVar("K")})
-    for given, kept, key in ((None, True, "arroyo_store"), ("blue", False, "arroyo_blue_store")):
-        resources = build_arroyo_definitions(store, deployment=given).resources or {}
-        found: Any = resources[key]
-        assert (found is store) is kept
-        assert found.deployment == given
-        assert found.storage_options == {"key": dg.EnvVar("K")}
-
-
 def test_a_catalogue_of_another_url_is_refused_with_both_urls(tmp_path: Path) -> None:
     shared = str(tmp_path / "catalogue")
     ArroyoStateStore(checkpoint_url="memory://prod", catalogue_url=shared).catalogue()
@@ -146,25 +124,6 @@ def _old_catalogue(home: Path, url: str, *jobs: JobPaths) -> Path:
     return root
 
 
-def _expired(url: str, *epochs: int) -> None:
-    for epoch in epochs:
-        (Path(url) / ONE.epoch_record(epoch)).unlink()  # type: ignore[arg-type]
-
-
-def test_rows_of_an_old_catalogue_are_taken_over_and_stay_there(home: Path, tmp_path: Path) -> None:
-    url = _written(tmp_path / "jobs", 4)
-    root = _old_catalogue(home, url)
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    _expired(url, 1, 2)
-    store = ArroyoStateStore(checkpoint_url=url)
-    assert _refreshed(store) == [1, 2, 3, 4]
-    shutil.rmtree(root / EPOCH_CATALOG)
-    assert _refreshed(store) == [1, 2, 3, 4]
-    assert before.keys() - set(root.rglob("*")) == {
-        path for path in before if EPOCH_CATALOG in path.parts
-    }
-
-
 def test_an_old_catalogue_of_two_urls_gives_each_its_own_rows(home: Path, tmp_path: Path) -> None:
     prod = _written(tmp_path / "prod", 4, ONE, TWO)
     staging = _written(tmp_path / "staging", 4, ONE, TWO)
@@ -180,36 +139,11 @@ def test_an_old_catalogue_of_two_urls_gives_each_its_own_rows(home: Path, tmp_pa
     assert _refreshed(stores[staging], TWO) == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_rows_that_have_all_expired_are_taken_over_by_the_only_one(
-    alone: bool, home: Path, tmp_path: Path
-) -> None:
-    url = _written(tmp_path / "jobs", 2)
-    _old_catalogue(home, url)
-    Written(open_store(url), ONE).epochs(4)
-    _expired(url, 1, 2)
-    if not alone:
-        ArroyoStateStore(checkpoint_url=_written(tmp_path / "other", 1)).catalogue()
-    assert _refreshed(ArroyoStateStore(checkpoint_url=url)) == ([1, 2, 3, 4] if alone else [3, 4])
-
-
-def test_an_old_catalogue_that_cannot_be_read_is_left_alone(home: Path, tmp_path: Path) -> None:
-    url = _written(tmp_path / "jobs", 2)
-    root = _old_catalogue(home, url)
-    for path in (root / EPOCH_CATALOG).rglob("*.parquet"):
-        path.write_bytes(b"no parquet")
-    assert _refreshed(ArroyoStateStore(checkpoint_url=url)) == [1, 2]
-
-
 # ---- two hosts -----------------------------------------------------------------------------------
 
 
 class RunsElsewhere(DefaultRunLauncher):
     """A run launcher of another package, as those of Kubernetes and Docker."""
-
-
-class SharedEventLog(SqliteEventLogStorage):
-    """A storage of another package, as that on Postgres."""
 
 
 @contextmanager
@@ -258,25 +192,6 @@ def _causes(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield str(error)
         error = error.__cause__
-
-
-def test_classes_of_other_packages_may_be_on_other_hosts(tmp_path: Path) -> None:
-    assert places.remote_components(dg.DagsterInstance.ephemeral()) == []
-    with _instance(tmp_path / "one", remote=False) as one:
-        assert places.remote_components(one) == []
-    with _instance(tmp_path / "two") as two:
-        assert places.remote_components(two) == ["RunsElsewhere"]
-    parts = {
-        "run_storage": ("dagster._core.storage.runs", "SqliteRunStorage"),
-        "event_log_storage": (__name__, "SharedEventLog"),
-        "schedule_storage": ("dagster._core.storage.schedules", "SqliteScheduleStorage"),
-    }
-    overrides = {
-        part: {"module": module, "class": name, "config": {"base_dir": str(tmp_path / part)}}
-        for part, (module, name) in parts.items()
-    }
-    with dg.instance_for_test(overrides=overrides) as three:
-        assert places.remote_components(three) == ["SharedEventLog"]
 
 
 @pytest.mark.parametrize("way", ["run", "fleet", "sensor", "schedule"])

@@ -24,11 +24,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-import arroyo_dagster
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.yaml.cron import CRON
-from arroyo_dagster.orchestration.yaml.fields import Maintenance, Spark, WindowSettings
 from arroyo_dagster.orchestration.yaml.scaffolder import format_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -76,11 +74,6 @@ def refusal(*documents: dict[str, Any]) -> str:
         error = error.__cause__
     assert error.__traceback__ is None, "a stack trace would follow the message"
     return str(error)
-
-
-def test_the_type_that_users_write_is_found_at_the_root_of_the_package() -> None:
-    assert arroyo_dagster.ArroyoStateComponent is ArroyoStateComponent
-    assert "ArroyoStateComponent" in dir(arroyo_dagster)
 
 
 def test_yaml_gives_the_definitions() -> None:
@@ -151,16 +144,6 @@ def test_components_of_one_project_keep_apart(tmp_path: Path, monkeypatch: Any) 
         assert instance.get_dynamic_partitions("arroyo_a_jobs") == ["job_a"]
         assert instance.get_dynamic_partitions("arroyo_b_jobs") == ["job_b"]
         assert instance.get_dynamic_partitions("arroyo_jobs") == []
-
-
-def test_pools_and_ops_carry_the_deployment() -> None:
-    window = WindowSettings(jobs=["x"], between="01:00-02:00").options()
-    defs = build_arroyo_definitions("/x", deployment="a-1", window=window)
-    repository = defs.get_repository_def()
-    nodes = [node for job in repository.get_all_jobs() for node in job.graph.node_defs]
-    assert {node.name for node in nodes if not node.name.startswith("arroyo_a_1_")} == set()
-    pools = {pool for node in nodes for pool in node.pools}
-    assert pools == {"arroyo_a_1_compaction", "arroyo_a_1_gc"}
 
 
 @pytest.mark.parametrize(
@@ -238,24 +221,6 @@ def test_a_variable_that_is_not_set_is_named_as_the_cause(monkeypatch: pytest.Mo
         "attributes.checkpoint_url: should be a valid string, and is empty: if it names an "
         "environment variable, set that variable"
     )
-
-
-SAID = {
-    "checkpoint_url": "a checkpoint URL: begin it with s3://",
-    "arroyo_api_url": "the URL of a server: begin it with http",
-    "deployment": "a name: use letters",
-    "owners.0": "an owner: team:NAME",
-    "schedules.gc": "a cron expression of possible times, such as",
-    "schedules.audit": "a cron expression of possible times, such as",
-    "window.between": "a time of day, as HH:MM-HH:MM",
-}
-
-
-@pytest.mark.parametrize("place", SAID)
-def test_the_schema_says_in_words_what_it_expects(place: str) -> None:
-    schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
-    (found,) = schema.iter_errors({"checkpoint_url": "/x", **WRONG[place][0]})
-    assert re.match(rf"['\"]{re.escape(SAID[place])}.* was expected$", found.message)
 
 
 NUMBERS = st.one_of(st.integers(0, 75).map(str), st.sampled_from(["00", "007", "*", "jan", "Mon"]))
@@ -352,45 +317,6 @@ def test_every_argument_of_the_python_api_has_a_field() -> None:
     } <= ArroyoStateComponent.model_fields.keys()
 
 
-def test_every_job_schedule_and_sensor_has_a_description() -> None:
-    window = WindowSettings(jobs=["x"], between="01:00-02:00").options()
-    defs = build_arroyo_definitions("/x", window=window, compaction_sensor=True)
-    repository = defs.get_repository_def()
-    every = [*repository.get_all_jobs(), *repository.sensor_defs, *repository.schedule_defs]
-    assert [one.name for one in every if not one.description] == ["__ASSET_JOB"]
-
-
-def test_launchpads_show_enums_and_bounds() -> None:
-    from arroyo_dagster import CompactionConfig, GcConfig
-
-    compaction: Any = CompactionConfig.to_fields_dict()
-    policies = [one.config_value for one in compaction["policy"].config_type.enum_values]
-    assert policies == ["bin-pack", "levels", "window", "full"]
-    assert compaction["max_mb"].description.endswith("At least 1.")
-    assert GcConfig.to_fields_dict()["keep_epochs"].description.endswith("At least 2.")
-
-
-def test_fields_reach_the_options() -> None:
-    maintenance = Maintenance(
-        most_jobs=7, keep_epochs=3, keep_days=2, needs_approval=True, compaction={"max_mb": 9}
-    )
-    options = maintenance.options()
-    assert options.most_jobs == 7
-    assert options.gc is not None
-    assert options.compaction is not None
-    assert (options.gc.keep_epochs, options.gc.keep_days) == (3, 2)
-    assert options.gc.needs_approval
-    assert options.compaction.max_mb == 9
-    session = Spark(master="yarn", conf={"a": {"env": "A"}, "b": "c"}).session()
-    assert session.master == "yarn"
-    assert isinstance(session.conf["a"], dg.EnvVar)
-    window = WindowSettings(
-        jobs=["x"], between="01:00-02:00", limits={"stop_seconds": 7.0}, dry_run=True
-    )
-    config = window.options().as_config()
-    assert (config.stop_seconds, config.dry_run, config.between) == (7.0, True, "01:00-02:00")
-
-
 # ---- dg ------------------------------------------------------------------------------------------
 
 STEPS = """
@@ -463,10 +389,3 @@ def test_a_scaffolded_file_lists_every_field_and_is_valid() -> None:
     assert everything.keys() == ArroyoStateComponent.model_fields.keys()
     schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
     assert [error.message for error in schema.iter_errors(everything)] == []
-
-
-def test_without_options_a_scaffolded_file_is_valid() -> None:
-    with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(ArroyoStateComponent)
-        with sandbox.load_component_and_build_defs(path) as (component, _):
-            assert component.checkpoint_url == "s3://bucket/checkpoints"  # type: ignore[attr-defined]

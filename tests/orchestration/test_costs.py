@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from arroyo_dagster.state.planning.polling import Requests
@@ -22,7 +20,6 @@ PER_JOB = {
 }
 """The requests of a run for each job, as the page on sizing shows them."""
 JOBS = 4
-NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 
 
 def _made(counting: Counting) -> Requests:
@@ -32,19 +29,9 @@ def _made(counting: Counting) -> Requests:
 
 def _serve(deployed: Any, name: str) -> None:
     """Evaluate a schedule, and execute the first run that it requests."""
-    schedule = deployed.defs.resolve_schedule_def(f"arroyo_{name}_schedule")
-    with (
-        dg.build_schedule_context(
-            instance=deployed.instance,
-            scheduled_execution_time=NOON,
-            repository_def=deployed.defs.get_repository_def(),
-            resources={"arroyo_store": deployed.resource},
-        ) as context,
-        dg.partition_loading_context(dynamic_partitions_store=deployed.instance),
-    ):
-        requests = schedule.evaluate_tick(context).run_requests or []
-    for one in requests[:1]:
-        deployed.run(schedule.job_name, run_config=one.run_config, tags=one.tags)
+    job = deployed.defs.resolve_schedule_def(f"arroyo_{name}_schedule").job_name
+    for one in (deployed.due(f"arroyo_{name}_schedule").run_requests or [])[:1]:
+        deployed.run(job, run_config=one.run_config, tags=one.tags)
 
 
 @pytest.mark.parametrize("name", PER_JOB)

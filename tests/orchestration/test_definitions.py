@@ -25,28 +25,10 @@ from arroyo_dagster.spark.settings import SparkChoice
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "/does/not/exist/anywhere"
-TABLES = {"checkpoint", "epoch_catalog", "operator_metadata", "fleet"}
 
 
 def keys(defs: dg.Definitions) -> set[str]:
     return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
-
-
-def test_the_definitions_load_with_nothing_but_a_url() -> None:
-    defs = build_arroyo_definitions(NOWHERE)
-    dg.Definitions.validate_loadable(defs)
-    assert {f"arroyo/{table}" for table in TABLES} <= keys(defs)
-
-
-def test_everything_is_stopped_by_default_and_running_on_request() -> None:
-    def statuses(**options: bool) -> set[str]:
-        defs = build_arroyo_definitions(NOWHERE, **options)  # type: ignore[arg-type]
-        repository = defs.get_repository_def()
-        every = [*repository.sensor_defs, *repository.schedule_defs]
-        return {one.default_status.value for one in every}
-
-    assert statuses() == {"STOPPED"}
-    assert statuses(sensor_running=True, schedules_running=True) == {"RUNNING"}
 
 
 LOADED = """
@@ -106,16 +88,6 @@ def test_the_environment_configures_the_code_location(monkeypatch: pytest.Monkey
     assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
 
 
-def test_workspace_and_project_name_the_same_location() -> None:
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    names = {project["dagster"]["code_location_name"]}
-    names.add(project["dg"]["project"]["code_location_name"])
-    assert names == {"arroyo"}
-    assert "location_name: arroyo\n" in (ROOT / "workspace.yaml").read_text()
-
-
 # ---- names ---------------------------------------------------------------------------------------
 
 
@@ -135,33 +107,6 @@ def test_a_translator_renames_every_asset_and_what_depends_on_it() -> None:
     assert {key.path[0] for key in catalog.parent_keys} == {"prod"}
     assert catalog.owners == ["team:streams"]
     assert catalog.tags["tier"] == "one"
-
-
-def test_two_deployments_share_neither_assets_nor_partitions() -> None:
-    blue, green = (build_arroyo_definitions(NOWHERE, deployment=name) for name in ("a-1", "b"))
-    assert not keys(blue) & keys(green)
-    names = {
-        spec.partitions_def.name  # type: ignore[union-attr]
-        for defs in (blue, green)
-        for spec in defs.resolve_all_asset_specs()
-        if spec.partitions_def is not None
-    }
-    assert names == {"arroyo_a_1_jobs", "arroyo_b_jobs"}
-    with pytest.raises(InputError, match="not a name for a deployment"):
-        build_arroyo_definitions(NOWHERE, deployment="a b")
-
-
-def test_they_merge_with_definitions_of_the_users_own() -> None:
-    @dg.asset(deps=[["arroyo", "epoch_catalog"]])
-    def mine() -> None: ...
-
-    defs = dg.Definitions.merge(dg.Definitions(assets=[mine]), build_arroyo_definitions(NOWHERE))
-    dg.Definitions.validate_loadable(defs)
-
-
-def test_an_asset_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InputError, match="there is no such asset"):
-        DagsterArroyoTranslator().get_asset_spec(ArroyoTableProps("nothing"))
 
 
 # ---- failures ------------------------------------------------------------------------------------
@@ -196,12 +141,6 @@ def test_only_what_may_heal_by_itself_is_retried(error: ArroyoStateError, retrie
     assert failed.step_failure_data.user_failure_data.description == str(error)
 
 
-def test_outside_of_a_step_nothing_is_retried() -> None:
-    with pytest.raises(dg.Failure) as caught, as_failure():
-        raise StorageError("down")
-    assert caught.value.allow_retries is False
-
-
 def test_no_next_step_of_maintenance_names_an_option_of_the_command_line() -> None:
     from arroyo_dagster.state.planning.compaction import rewrite as rewriting
     from arroyo_dagster.state.planning.gc import dead_jobs
@@ -211,11 +150,6 @@ def test_no_next_step_of_maintenance_names_an_option_of_the_command_line() -> No
     for module in (dead_jobs, permission, rewriting, query):
         text = failures.name_dagster_fields(inspect.getsource(module))
         assert not re.findall(r"--[a-z][a-z-]+", text), module.__name__
-
-
-def test_errors_of_others_pass_through() -> None:
-    with pytest.raises(KeyError), as_failure():
-        raise KeyError("x")
 
 
 # ---- resources -----------------------------------------------------------------------------------
@@ -264,17 +198,6 @@ def test_the_catalogue_never_lies_below_the_checkpoint_url(tmp_path: Path, catal
     )
     with pytest.raises(InputError, match="cannot be stored below the checkpoint URL"):
         resource.catalogue()
-
-
-def test_a_layout_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InputError, match="there is no such layout"):
-        ArroyoStateStore(checkpoint_url=NOWHERE, layout="modern").chosen_layout()
-
-
-def test_the_session_is_not_started_unless_asked_for() -> None:
-    context = dg.build_init_resource_context()
-    with SparkSessionResource(master="no such master").yield_for_execution(context) as resource:
-        assert resource.stop_on_teardown
 
 
 def test_only_a_session_that_was_started_here_is_stopped() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,11 @@ from deltalake import DeltaTable
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.planning.exports import TableExport, TargetOptions
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import listing, written_by_word_job
-from tests.orchestration.test_component import load, refusal
-from tests.word_services import words_dataflow
+from tests.orchestration.results import materialized
+from tests.orchestration.test_component import load
 
 JOB = "words/main"
 KEY = dg.AssetKey(["arroyo", "exported_state", "rows"])
@@ -39,14 +35,6 @@ def prepared(deployed: Any) -> Any:
         deployed.store.put(info.path, written.read(info.path))
     deployed.instance.add_dynamic_partitions("arroyo_jobs", [JOB, "words/other"])
     return deployed
-
-
-def materialized(result: Any) -> list[Any]:
-    assert result.success, [event.message for event in result.get_step_failure_events()]
-    return [
-        event.step_materialization_data.materialization
-        for event in result.get_asset_materialization_events()
-    ]
 
 
 @pytest.mark.parametrize("form", ["parquet", "delta"])
@@ -73,25 +61,6 @@ def test_a_run_exports_the_newest_epoch_and_the_next_has_nothing_to_do(
         assert DeltaTable(f"{tmp_path}/words-main").to_pyarrow_table().num_rows == rows.num_rows
     assert materialized(prepared.run("arroyo_export", JOB)) == []
     assert listing(prepared.store) == before, "the state was only read"
-
-
-def test_every_epoch_and_every_change_is_exported(prepared: Any, tmp_path: Path) -> None:
-    prepared.build(
-        exports=[
-            export(tmp_path / "every", epochs="every"),
-            export(tmp_path / "changes", name="changes", epochs="changes"),
-        ]
-    )
-    found = {
-        one.asset_key.path[-1]: one for one in materialized(prepared.run("arroyo_export", JOB))
-    }
-    numbers = open_state(prepared.store).job(JOB).epochs()
-    assert [len(found[name].metadata["epochs"].records) for name in ("rows", "changes")] == [
-        len(numbers),
-        len(numbers) - 1,
-    ]
-    columns = found["changes"].metadata["dagster/column_schema"].schema.columns
-    assert columns[-1].name == "_change"
 
 
 def test_private_columns_are_masked_in_what_is_exported(prepared: Any, tmp_path: Path) -> None:
@@ -122,65 +91,17 @@ def test_an_export_that_fails_does_not_stop_the_others(prepared: Any, tmp_path: 
     assert not gone.success
 
 
-def test_an_epoch_that_is_collected_meanwhile_is_named(prepared: Any, tmp_path: Path) -> None:
-    prepared.build(exports=[export(tmp_path)])
-    paths = JobPaths(JobId("main"), "words")  # type: ignore[arg-type]
-    newest = open_state(prepared.store).job(JOB).epochs()[-1]
-
-    class Collected(Wrapper):
-        """gc deletes the epoch when its first data file is opened."""
-
-        def open_input(self, path: Any) -> Any:
-            objects = self.inner.list(str(paths.root))
-            gone = [one.path for one in objects if f"{newest:07}" in one.path]
-            self.inner.delete_many([*gone, path])
-            return super().open_input(path)
-
-    prepared.wrap(Collected)
-    result = prepared.run("arroyo_export", JOB)
-    (failure,) = result.get_step_failure_events()
-    text = failure.step_failure_data.user_failure_data.description
-    assert f"epoch {newest} was collected; the newest is {newest - 1}" in text
-    assert not [*tmp_path.rglob("_SUCCESS")]
-
-
 def test_the_schedule_requests_the_jobs_with_new_epochs_once(prepared: Any, tmp_path: Path) -> None:
     prepared.build(exports=[export(tmp_path, jobs="*/main")])
 
-    def tick() -> Any:
-        schedule = prepared.defs.resolve_schedule_def("arroyo_exports_schedule")
-        with dg.build_schedule_context(
-            instance=prepared.instance,
-            scheduled_execution_time=dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
-            resources={"arroyo_store": prepared.resource},
-        ) as context:
-            return schedule.evaluate_tick(context)
-
-    (request,) = tick().run_requests
+    (request,) = prepared.due("arroyo_exports_schedule").run_requests
     config = request.run_config["ops"]["arroyo_export_fleet_op"]["config"]
     assert config["jobs"] == [JOB]
     result = prepared.run("arroyo_export_fleet", run_config=request.run_config)
     assert result.success
     event = prepared.instance.get_latest_materialization_event(KEY)
     assert event.asset_materialization.partition == JOB
-    assert "nothing due" in tick().skip_message
-
-
-def test_lineage_leads_to_the_operators_and_to_the_states_of_dataflows(tmp_path: Path) -> None:
-    flow = words_dataflow()
-    owned = {one.name: one for service in flow.services.values() for one in service.states.values()}
-    name = next(iter(owned))
-    state = export(tmp_path, name="counts", jobs=f"*/{owned[name].owner}", table=name)
-    defs = build_arroyo_definitions(
-        "/does/not/exist", exports=[export(tmp_path), state], dataflows=[flow]
-    )
-    graph = defs.resolve_asset_graph()
-    parents = {one.to_user_string() for one in graph.get(KEY).parent_keys}
-    assert parents == {"arroyo/checkpoint", "arroyo/operator_metadata"}
-    counts = graph.get(dg.AssetKey(["arroyo", "exported_state", "counts"]))
-    assert {one.to_user_string() for one in counts.parent_keys} - parents == {
-        f"sdf/tests.words/state/{owned[name].owner}/{name}"
-    }
+    assert "nothing due" in prepared.due("arroyo_exports_schedule").skip_message
 
 
 def test_what_cannot_be_an_export_is_refused(tmp_path: Path) -> None:
@@ -217,12 +138,3 @@ def test_the_component_builds_the_same_exports() -> None:
     assert spec.kinds >= {"arroyo", "deltalake"}
     schedule = defs.resolve_schedule_def("arroyo_exports_schedule")
     assert schedule.cron_schedule == "@daily"
-
-
-def test_what_is_wrong_in_an_export_has_its_line() -> None:
-    wrong = {"name": "rows", "jobs": "a", "operator": "a", "table": "a", "target": "a", "fromat": 1}
-    text = refusal({"checkpoint_url": "/x", "exports": [wrong]})
-    assert "attributes.exports.0.fromat: there is no such field; did you mean format?" in text
-    text = refusal({"checkpoint_url": "/x", "exports": [{"name": "a-b"}]})
-    assert "attributes.exports.0.name: not a name: use letters, digits and underscores" in text
-    assert "attributes.exports.0.jobs: required" in text

@@ -29,7 +29,7 @@ from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import FaultInjecting
 from tests.jobs import listing
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.test_window import checks, failure, materialized
+from tests.orchestration.results import configured, failure, materialized, passed, shown
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 KEY = dg.AssetKey(["arroyo", "forked_state"])
@@ -59,8 +59,8 @@ class Forking:
         return {"source": "job_a", "job": "job_b", "quiet_seconds": 0.0, **more}
 
     def run(self, **more: Any) -> Any:
-        ops = {"arroyo_forked_state": {"config": self.config(**more)}}
-        return self.deployed.run("arroyo_fork", run_config={"ops": ops})
+        config = configured("arroyo_forked_state", **self.config(**more))
+        return self.deployed.run("arroyo_fork", run_config=config)
 
     def resources(self, status: Mapping[str, str]) -> dict[str, Any]:
         directory = ArroyoDirectory(assume=dict(status))
@@ -87,10 +87,6 @@ def observed(result: Any) -> Any:
     return event.event_specific_data.asset_observation
 
 
-def metadata_of(event: Any) -> dict[str, Any]:
-    return {name: one.value for name, one in event.metadata.items()}
-
-
 def records(event: Any, name: str) -> list[dict[str, Any]]:
     return [one.data for one in event.metadata[name].records]
 
@@ -108,11 +104,11 @@ def test_a_plan_only_observes_what_would_become_of_each_table(forking: Forking) 
     result = forking.run()
     assert result.success
     assert materialized(result) == []
-    assert checks(result) == {}
+    assert passed(result) == {}
     assert listing(forking.job.store) == before
     event = observed(result)
     assert event.partition is None
-    digest = metadata_of(event)["arroyo/plan"]
+    digest = shown(event)["arroyo/plan"]
     assert f"plan {digest} changes" in event.description
     tables = {(one["operator"], one["table"]): one["action"] for one in records(event, "tables")}
     assert tables["window_3", "t"] == "carried"
@@ -127,7 +123,7 @@ def test_a_plan_for_a_job_that_runs_says_why_not_now(forking: Forking) -> None:
     result = forking.run()
     assert result.success
     event = observed(result)
-    assert metadata_of(event)["why not"].startswith("the job runs")
+    assert shown(event)["why not"].startswith("the job runs")
     assert "not now: the job runs" in event.description
 
 
@@ -143,15 +139,15 @@ def test_an_approval_without_execution_is_refused(forking: Forking) -> None:
 def test_the_approved_plan_is_executed_and_can_be_undone(forking: Forking) -> None:
     job, before = forking.job, rows(forking.job)
     assert before != rows(forking.source)
-    digest = metadata_of(observed(forking.run()))["arroyo/plan"]
+    digest = shown(observed(forking.run()))["arroyo/plan"]
     result = forking.run(execute=True, approve=digest)
     assert result.success
     (event,) = materialized(result)
     assert event.asset_key == KEY
-    assert metadata_of(event)["arroyo/plan"] == digest
-    assert job.store.read(StatePath(metadata_of(event)["arroyo/record"]))
-    assert metadata_of(event)["undo"] == "arroyo-state undo pl_x/job_b --yes"
-    assert {name: one.passed for name, one in checks(result).items()} == {"restorable": True}
+    assert shown(event)["arroyo/plan"] == digest
+    assert job.store.read(StatePath(shown(event)["arroyo/record"]))
+    assert shown(event)["undo"] == "arroyo-state undo pl_x/job_b --yes"
+    assert passed(result) == {"restorable": True}
     assert rows(job) == rows(forking.source)
     run_undo(job.store, job.paths, stopped(job.paths))
     assert rows(job) == before
@@ -173,13 +169,6 @@ def test_dagster_materializes_it_with_a_source_at_another_url(deployed: Deployme
     assert listing(forking.source.store) == was
 
 
-def test_an_older_epoch_of_the_source_is_taken(forking: Forking) -> None:
-    assert forking.run(execute=True, epoch=3).success
-    third = surgery_job(Layout.PROTOCOL, epochs=3, name="job_a")
-    assert rows(forking.job) == rows(third)
-    assert rows(forking.job) != rows(forking.source)
-
-
 @pytest.mark.parametrize(
     "more",
     [{"evolve": True}, {"overrides": {"start_empty": ["window_3"], "drop": ["window_3"]}}],
@@ -189,7 +178,7 @@ def test_with_overrides_the_state_is_evolved(forking: Forking, more: dict[str, A
     result = forking.run(execute=True, **more)
     assert result.success, failure(result).description
     (event,) = materialized(result)
-    assert metadata_of(event)["operation"] == "evolve"
+    assert shown(event)["operation"] == "evolve"
     found, theirs = rows(forking.job), rows(forking.source)
     assert found["join_4", "left"] == theirs["join_4", "left"]
     assert (("window_3", "t") in found) == ("overrides" not in more)
@@ -220,7 +209,7 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
     result = forking.run(execute=True, **more)
     assert not result.success
     assert materialized(result) == []
-    assert checks(result) == {}
+    assert passed(result) == {}
     description = failure(result).description
     assert why in description
     assert step in description
@@ -229,7 +218,7 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
 
 
 def test_a_plan_of_a_source_that_went_on_is_not_executed(forking: Forking) -> None:
-    digest = metadata_of(observed(forking.run()))["arroyo/plan"]
+    digest = shown(observed(forking.run()))["arroyo/plan"]
     before = rows(forking.job)
     forking.source.write({})
     result = forking.run(execute=True, approve=digest)
@@ -244,7 +233,7 @@ def test_a_job_that_another_process_maintains_is_skipped(forking: Forking) -> No
         result = forking.run(execute=True, lease_wait_seconds=0.0)
     assert result.success
     assert materialized(result) == []
-    assert "arroyo-state compact" in metadata_of(observed(result))["arroyo/skipped"]
+    assert "arroyo-state compact" in shown(observed(result))["arroyo/skipped"]
     run = forking.deployed.instance.get_run_by_id(result.run_id)
     assert run is not None
     assert SKIPPED_TAG in run.tags
@@ -269,27 +258,10 @@ def test_the_check_fails_if_the_state_cannot_be_restored_and_the_fork_is_not_rep
     assert not result.success
     assert not any(one.is_step_up_for_retry for one in result.all_events)
     (event,) = materialized(result)
-    assert metadata_of(event)["arroyo/record"]
-    assert {name: one.passed for name, one in checks(result).items()} == {"restorable": False}
+    assert shown(event)["arroyo/record"]
+    assert passed(result) == {"restorable": False}
     assert "check restorable failed: " in failure(result).description
     assert ("window_3" in failure(result).description) is not down
-
-
-def test_the_check_alone_forks_nothing(forking: Forking) -> None:
-    before = listing(forking.job.store)
-    result = dg.materialize(
-        list(build_forked_state().assets or []),  # type: ignore[arg-type]
-        instance=forking.deployed.instance,
-        selection=dg.AssetSelection.checks(dg.AssetCheckKey(KEY, "restorable")),
-        run_config=dg.RunConfig(
-            {"arroyo_forked_state": ForkConfig(**forking.config(execute=True))}
-        ),
-        resources=forking.resources(STOPPED),
-    )
-    assert result.success
-    assert [one.passed for one in result.get_asset_check_evaluations()] == [True]
-    assert materialized(result) == []
-    assert listing(forking.job.store) == before
 
 
 @pytest.mark.parametrize("from_end", [0, 1, 2, 9])
@@ -350,23 +322,6 @@ def test_a_schedule_cannot_approve_a_plan(forking: Forking) -> None:
         build_forked_state(ForkConfig(**forking.config(approve="0815")))
 
 
-def test_two_deployments_have_forks_of_their_own() -> None:
-    nightly = ForkConfig(source="a", job="b")
-    defs = dg.Definitions.merge(
-        build_forked_state(nightly), build_forked_state(nightly, deployment="blue")
-    )
-    names = {job.name for job in defs.jobs or []}
-    assert names == {"arroyo_fork", "arroyo_blue_fork"}
-    assert {one.name for one in defs.schedules or []} == {
-        "arroyo_fork_schedule",
-        "arroyo_blue_fork_schedule",
-    }
-
-
-def test_every_field_is_described() -> None:
-    assert all(field.description for field in ForkConfig.model_fields.values())
-
-
 # ---- in a window ---------------------------------------------------------------------------------
 
 
@@ -390,8 +345,8 @@ def test_a_running_job_takes_the_state_in_a_window(forking: Forking, model: Mode
         result = in_window(forking, server.url)
     assert result.success
     (event,) = materialized(result)
-    assert metadata_of(event)["arroyo/window"] == "rewritten, runs again"
-    assert checks(result)["restorable"].passed
+    assert shown(event)["arroyo/window"] == "rewritten, runs again"
+    assert passed(result)["restorable"]
     assert loaded == [theirs]
     assert model.state == "Running"
 
@@ -407,17 +362,3 @@ def test_a_window_that_fails_fails_the_run_and_the_job_runs(
     assert materialized(result) == []
     assert "did not stop, its status is Failed" in failure(result).description
     assert (rows(forking.job), model.state) == (ours, "Running")
-
-
-def test_a_digest_cannot_be_approved_for_a_window(forking: Forking, model: ModelArroyo) -> None:
-    with arroyo(model) as server:
-        result = in_window(forking, server.url, approve="0815")
-    assert "the plan gets another digest" in failure(result).description
-    assert model.log == []
-
-
-def test_a_tick_may_ask_for_a_window_of_a_running_job(forking: Forking) -> None:
-    request = forking.tick({"pl_x/job_b": "running"}, window=True)
-    assert isinstance(request, dg.RunRequest)
-    skipped = forking.tick({"pl_x/job_b": "changing"}, window=True)
-    assert isinstance(skipped, dg.SkipReason)

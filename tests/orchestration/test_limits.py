@@ -5,7 +5,7 @@ maximum for the whole instance however many jobs are due.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +72,3 @@ def test_500_jobs_that_are_due_at_once_stay_within_the_limit_of_the_instance(
     runs = [*((name, None) for name in BATCHES), ("arroyo_maintenance_window", None), *single]
     [limit] = [one["limit"] for one in LIMITS if one["key"] == MAINTENANCE_TAG]
     assert len(dequeued(LIMITS, queue_of(defs, runs))) == limit == 4
-
-
-def test_what_only_reads_is_not_limited(defs: dg.Definitions) -> None:
-    for name in ("arroyo_refresh_fleet", "arroyo_fleet", "arroyo_health", "arroyo_audit"):
-        assert MAINTENANCE_TAG not in defs.resolve_job_def(name).run_tags
-
-
-def test_the_limit_may_be_one_of_each_deployment() -> None:
-    def deployments() -> Iterator[Mapping[str, str]]:
-        for name in ("blue", "green"):
-            built = build_arroyo_definitions(f"memory://{name}", deployment=name)
-            yield from (built.resolve_job_def(f"arroyo_{name}_gc_fleet").run_tags,) * 3
-
-    unique = {"key": MAINTENANCE_TAG, "limit": 1, "value": {"applyLimitPerUniqueValue": True}}
-    assert dequeued([unique], list(deployments())) == [0, 3]

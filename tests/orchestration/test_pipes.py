@@ -41,23 +41,12 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.documentation import blocks
 from tests.jobs import run_word_job, state_of, word_job
+from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
 
 PROJECT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "arroyo_dagster.cli.pipes"]
-JOB: dict[str, Any] = {
-    "rows": 24,
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
 PIPELINE = word_job(None, **JOB)  # type: ignore[arg-type]
-PATHS = PIPELINE.paths
-KEY = str(PATHS.root)
 ALWAYS = {"in_process_mb": 0, "spark_from_files": 0, "spark_from_objects": 0}
-COMPACT = {"ops": {"arroyo_compacted_state": {"config": {"policy": "full", "wait_seconds": 0.0}}}}
-GC = {"ops": {"arroyo_retained_epochs": {"config": {"keep_epochs": 3, "dry_run": False}}}}
 
 
 @dataclass
@@ -305,7 +294,7 @@ def test_only_the_approved_plan_is_executed(root: Path, instance: dg.DagsterInst
 _MORE_EPOCHS = """
 from arroyo_dagster.cli.pipes import serve
 from arroyo_dagster.state.storage.remote.open import open_store
-from tests.orchestration.test_pipes import JOB
+from tests.orchestration.results import JOB
 from tests.jobs import run_word_job
 run_word_job(open_store({root!r}), **JOB, max_epochs=2)
 serve()
@@ -420,33 +409,6 @@ def test_a_pipeline_runs_elsewhere_and_its_document_is_the_metadata(
     (event,) = done.get_asset_materialization_events()
     assert event.materialization.metadata["newest_epoch"].value == 2
     assert "epoch 1: " in log_of(instance, done)
-
-
-def test_an_error_of_a_command_is_the_failure_of_the_run(
-    tmp_path: Path, instance: dg.DagsterInstance
-) -> None:
-    client = dg.PipesSubprocessClient(env={"PYTHONPATH": str(PROJECT)})
-
-    @dg.op
-    def verify(context: dg.OpExecutionContext) -> None:
-        given = ["verify", "nope", "--url", str(tmp_path)]
-        run_pipes_command(context, client, given, command=SERVE)
-
-    @dg.job
-    def job() -> None:
-        verify()
-
-    done = job.execute_in_process(instance=instance, raise_on_error=False)
-    assert "nope" in failure_of(done)
-    assert "Next: " in failure_of(done)
-
-
-def test_a_process_that_no_client_started_says_so() -> None:
-    done = subprocess.run(
-        SERVE, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, check=False
-    )
-    assert done.returncode == 1
-    assert b"no Pipes client started this process" in done.stderr
 
 
 # ---- the component and the pages -----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Dataflows in Dagster: states as assets, told of by the sensor, checked, with their lineage."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,24 +8,20 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.loading import load_with_packages
 from arroyo_dagster.dataflow.runtime.service import build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
-    load_graph,
     observe_states,
     sdf_dataflow_assets,
 )
-from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.gc.assets import GcConfig
 from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.runtime.in_process import run_pipeline
-from tests.word_services import WORDS, random_words, run_words, words_dataflow, words_services
+from tests.word_services import random_words, run_words, words_dataflow, words_services
 
 FLOW = "tests.words"
 COUNTS = dg.AssetKey(["sdf", FLOW, "state", "count", "counts"])
@@ -57,11 +53,6 @@ def materialise(deployed: Any, *keys: dg.AssetKey) -> Any:
 # ---- the graph -----------------------------------------------------------------------------------
 
 
-def test_definitions_with_dataflows_load_as_a_code_location(seen: Any) -> None:
-    dg.Definitions.validate_loadable(seen.defs)
-    assert seen.defs.get_repository_def().has_job("sdf_tests_words")
-
-
 def test_lineage_leads_from_topics_through_owners_and_states_to_readers(seen: Any) -> None:
     graph = seen.defs.resolve_asset_graph()
     parents = {key: graph.get(key).parent_keys for key in graph.get_all_asset_keys()}
@@ -70,51 +61,6 @@ def test_lineage_leads_from_topics_through_owners_and_states_to_readers(seen: An
     assert parents[service("look-up")] == {topic("asked"), SEEN}
     assert parents[topic("answers")] == {service("look-up")}
     assert parents[topic("words")] == set()
-
-
-def test_services_that_pass_records_round_in_a_circle_still_make_a_graph() -> None:
-    circle = (
-        WORDS.replace(
-            "sources: [{type: topic, id: words}]\n    states",
-            (
-                "sources: [{type: topic, id: words}]\n    sinks: [{type: topic, id: asked}]\n"
-                "    transforms: [{operator: map, uses: 'm:f'}]\n    states"
-            ),
-            1,
-        )
-        .replace("id: answers}]", "id: words}]")
-        .replace("answers: {", "unused: {")
-    )
-    dataflow = words_dataflow(
-        circle.replace(
-            "asked: {schema: {value: {type: string}}}", "asked: {schema: {value: {type: top}}}"
-        )
-    )
-    defs = build_arroyo_definitions("memory://circle", dataflows=[dataflow])
-    defs.resolve_asset_graph().toposorted_asset_keys
-
-
-def test_a_state_shows_its_columns_its_ttl_and_its_sql_name() -> None:
-    text = WORDS.replace("last: {type: i64}}}", "last: {type: i64}}, ttl: 90s}")
-    graph = SdfGraph(words_dataflow(text))
-    (state,) = [one for one in graph.owned if one.name == "last-seen"]
-    spec = graph.state_spec(state)
-    columns = spec.metadata["dagster/column_schema"].columns
-    assert [(one.name, one.type) for one in columns] == [
-        ("_key", "string"),
-        ("last", "i64"),
-        ("n", "u32"),
-    ]
-    assert spec.metadata["sdf/ttl_seconds"] == 90
-    assert "`last_seen`" in (spec.description or "")
-
-
-def test_a_dataflow_with_mistakes_is_refused_with_all_of_them(tmp_path: Path) -> None:
-    file = tmp_path / "dataflow.yaml"
-    file.write_text(WORDS.replace("count.last-seen", "count.nothing").replace("u32", "u33"))
-    with pytest.raises(InvalidDefinition) as found:
-        load_graph(file)
-    assert len(found.value.diagnostics) > 1
 
 
 # ---- looking -------------------------------------------------------------------------------------
@@ -152,13 +98,6 @@ def test_samples_mask_private_columns(deployed: Any) -> None:
         assert all(str(row["_key"]).startswith("private:") for row in rows)
     assert sum(int(row["value"]) for row in samples[COUNTS]) == 120
     assert {(row["last"], row["n"]) for row in samples[SEEN]} == {("(private)", "(private)")}
-
-
-def test_states_without_epochs_are_not_materialised_and_say_so(seen: Any) -> None:
-    result = materialise(seen)
-    assert result.get_asset_materialization_events() == []
-    failed = {one.check_name for one in result.get_asset_check_evaluations() if not one.passed}
-    assert failed <= {"restorable", "not_stale"}
 
 
 def test_checks_pass_on_whole_states_and_name_a_file_that_is_gone(seen: Any) -> None:
@@ -239,36 +178,9 @@ def test_compaction_and_expiry_schedules_include_the_services(seen: Any) -> None
     )
     seen.keep(seen.evaluate())
     for name in ("compaction", "gc"):
-        schedule = seen.defs.resolve_schedule_def(f"arroyo_{name}_schedule")
-        with (
-            dg.build_schedule_context(
-                instance=seen.instance,
-                scheduled_execution_time=datetime(2026, 1, 1, 5, 17, tzinfo=UTC),
-                repository_def=seen.defs.get_repository_def(),
-                resources={"arroyo_store": seen.resource},
-            ) as context,
-            dg.partition_loading_context(dynamic_partitions_store=seen.instance),
-        ):
-            (request,) = schedule.evaluate_tick(context).run_requests or ()
+        (request,) = seen.due(f"arroyo_{name}_schedule").run_requests
         config = request.run_config["ops"][f"arroyo_{name}_fleet_op"]["config"]
         assert config["jobs"] == ["tests.words/count"], name
-
-
-def test_a_function_of_ones_own_may_make_the_states(deployed: Any) -> None:
-    @sdf_dataflow_assets(words_dataflow(), name="mine")
-    def mine(context, arroyo_store):  # type: ignore[no-untyped-def]
-        yield from observe_states(context, arroyo_store, words_dataflow())
-
-    run_words(deployed.store, random_words(60, 3))
-    defs = dg.Definitions([mine], resources={"arroyo_store": deployed.resource})
-    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
-        instance=deployed.instance
-    )
-    assert {event.asset_key for event in result.get_asset_materialization_events()} == {
-        COUNTS,
-        SEEN,
-        IN_WINDOW,
-    }
 
 
 def test_a_dataflow_with_imported_packages_has_the_states_that_they_bring(

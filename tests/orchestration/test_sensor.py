@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.definitions.instigation_logger import InstigationLogger
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.orchestration.catalog.sensor import (
@@ -20,17 +16,13 @@ from arroyo_dagster.orchestration.catalog.sensor import (
     decode_poll,
     encode_cursor,
 )
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 from arroyo_dagster.state.planning.polling import Requests, poll_interval_seconds, quiet_poll
 from arroyo_dagster.state.storage import Counting
-from arroyo_dagster.state.storage.names import StoredName
-from arroyo_dagster.state.storage.store import Listing
-from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.faulty_stores import Slow
-from tests.fleets import START, Written, legacy_job, protocol_job
+from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing, run_word_job
 
 ONE = protocol_job("words")
@@ -100,29 +92,6 @@ def test_of_many_new_epochs_the_first_told_stands_for_the_older(deployed: Any) -
     assert "arroyo/older_epochs" not in result.asset_events[1].metadata
 
 
-def test_bytes_and_rows_of_a_job_with_too_many_files_are_left_out(deployed: Any) -> None:
-    Written(deployed.store, ONE, keep=9).epochs(9)
-    (event,) = deployed.evaluate(SensorOptions(files_per_job=8)).asset_events
-    assert event.metadata["size"].value == "9 files"
-
-
-def test_a_missing_file_leaves_out_what_is_not_known(deployed: Any) -> None:
-    Written(deployed.store, ONE, files=False).epochs(1)
-    (event,) = deployed.evaluate().asset_events
-    assert event.metadata["size"].value == "1 file"
-
-
-def test_no_footer_is_read_again_in_a_later_tick(deployed: Any) -> None:
-    job = Written(deployed.store, ONE, keep=50)
-    job.epochs(40)
-    counting = deployed.wrap(Counting)
-    deployed.tick()
-    job.epochs(1)
-    counting.calls.clear()
-    assert deployed.tick() == versions(ONE, 41)
-    assert counting.calls["read_range"] <= 3
-
-
 # ---- at least once, told once --------------------------------------------------------------------
 
 
@@ -162,20 +131,6 @@ def test_a_cursor_that_is_lost_or_unreadable_starts_over_and_doubles_nothing(
     assert deployed.tick() == versions(ONE, 4)
 
 
-@BOTH
-def test_a_job_that_began_anew_is_told_though_its_numbers_are_known(
-    deployed: Any, paths: JobPaths
-) -> None:
-    job = Written(deployed.store, paths)
-    job.epochs(3)
-    deployed.tick()
-    job.vanish()
-    Written(deployed.store, protocol_job("other")).epochs(1)
-    assert deployed.tick() == versions(protocol_job("other"), 1)
-    Written(deployed.store, paths, start=START + 1).epochs(3)
-    assert deployed.tick() == versions(paths, 3)
-
-
 # ---- jobs that come, go, or cannot be read -------------------------------------------------------
 
 
@@ -192,22 +147,6 @@ def test_a_vanished_job_leaves_the_cursor_and_keeps_its_key(deployed: Any) -> No
     )
     assert json.loads(result.cursor)["s"].keys() == {ONE.root}
     assert deployed.keys == [OLD.root, ONE.root]
-
-
-def test_the_log_of_a_tick_tells_of_a_vanished_job(
-    deployed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(InstigationLogger, "warning", lambda self, text: said.append(text))
-    Written(deployed.store, ONE).epochs(1)
-    gone = Written(deployed.store, OLD)
-    gone.epochs(3)
-    deployed.tick()
-    gone.vanish()
-    deployed.tick()
-    (line,) = said
-    assert "old vanished; its last epoch was 3" in line
-    assert "arroyo_forget_job" in line
 
 
 def test_an_unreadable_job_is_told_by_name_and_stops_nobody(deployed: Any) -> None:
@@ -240,18 +179,6 @@ def test_a_store_that_fails_fails_the_tick_and_keeps_the_cursor(deployed: Any) -
         deployed.evaluate()
 
 
-def test_before_anything_is_written_a_tick_says_so(deployed: Any) -> None:
-    result = deployed.evaluate()
-    assert result.skip_message.startswith("the checkpoint URL holds no jobs yet: ")
-    assert deployed.tick() == {}
-
-
-def test_a_url_that_is_no_checkpoint_root_fails_the_tick(deployed: Any) -> None:
-    deployed.store.put(StatePath("photos/cat.jpg"), b"x")
-    with pytest.raises(InputError, match="no directory in it looks like a job"):
-        deployed.evaluate()
-
-
 @pytest.mark.parametrize("name", ["a...b", "a|b", "a\nb"])
 def test_a_name_that_is_no_partition_key_is_told_and_skipped(deployed: Any, name: str) -> None:
     Written(deployed.store, protocol_job(name)).epochs(1)
@@ -265,21 +192,6 @@ def test_a_name_that_is_no_partition_key_is_told_and_skipped(deployed: Any, name
     # The cursor holds its position: no epoch of another job is missed in the next tick.
     job.epochs(2)
     assert told_of(deployed.evaluate()) == {ONE.root: [2, 3]}
-
-
-def test_directories_that_no_store_can_write_are_named_in_the_tick(deployed: Any) -> None:
-    class OnADisk(Wrapper):
-        def list_dir(self, prefix: str = "") -> Listing:
-            found = super().list_dir(prefix)
-            return (
-                found if prefix else replace(found, prefixes=(StoredName("a*b"), *found.prefixes))
-            )
-
-    Written(deployed.store, ONE).epochs(1)
-    deployed.wrap(OnADisk)
-    result = deployed.evaluate()
-    assert told_of(result) == {ONE.root: [1]}
-    assert "names that no store can write: 'a*b'" in result.skip_message
 
 
 # ---- bounds --------------------------------------------------------------------------------------
@@ -304,16 +216,6 @@ def test_jobs_beyond_the_events_of_a_tick_come_first_in_the_next(deployed: Any) 
         deployed.keep(result)
     assert sorted(seen) == [f"p{at}/main" for at in range(5)]
     assert deployed.tick() == {}
-
-
-def test_a_tick_without_time_says_how_many_are_left(deployed: Any) -> None:
-    Written(deployed.store, ONE).epochs(1)
-    deployed.tick()
-    deployed.wrap(lambda store: Slow(store, 0.02))
-    result = deployed.evaluate(SensorOptions(budget_seconds=0.001))
-    assert result.skip_message == (
-        "0 new epochs of 0 of 1 job; 1 job left for the next tick; requests: 1 LIST, 0 GET"
-    )
 
 
 def test_the_requests_of_a_quiet_tick_are_those_that_the_plan_says(deployed: Any) -> None:
@@ -358,23 +260,6 @@ def test_many_jobs_are_polled_less_often_by_default(
     assert result.skip_message.startswith("0 new epochs of 0 of 120 jobs")
 
 
-def test_of_jobs_that_are_left_nothing_is_read(deployed: Any) -> None:
-    class Read(Wrapper):
-        paths: ClassVar[Counter[str]] = Counter()
-
-        def read(self, path: StatePath) -> bytes:
-            self.paths[path] += 1
-            return super().read(path)
-
-    for at in range(60):
-        Written(deployed.store, protocol_job(f"p{at:02}"), files=False).epochs(1)
-    wrapped = deployed.wrap(Read)
-    options = SensorOptions(events=20)
-    assert [len(deployed.tick(options)) for _ in range(4)] == [20, 20, 20, 0]
-    read = {path: times for path, times in wrapped.paths.items() if "checkpoint-0000001" in path}
-    assert (len(read), set(read.values())) == (60, {1})
-
-
 # ---- the cursor ----------------------------------------------------------------------------------
 
 
@@ -412,12 +297,3 @@ def test_a_cursor_of_another_release_or_damaged_is_refused(text: str) -> None:
 def test_an_entry_of_the_cursor_that_cannot_be_read_hides_no_other_job(entry: str) -> None:
     cursor = decode_cursor(f'{{"v":1,"s":{{{entry},"old":[8]}}}}')
     assert cursor.positions == {OLD: JobPosition(None, Epoch(8))}
-
-
-def test_the_sensor_is_stopped_unless_asked_for(deployed: Any) -> None:
-    def status(build: Callable[[], None]) -> str:
-        build()
-        return deployed.defs.resolve_sensor_def("arroyo_checkpoint_sensor").default_status.value  # type: ignore[no-any-return]
-
-    assert status(deployed.build) == "STOPPED"
-    assert status(lambda: deployed.build(sensor_running=True)) == "RUNNING"

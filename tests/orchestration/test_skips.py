@@ -26,16 +26,9 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import run_word_job, word_job
 from tests.orchestration.conftest import Deployment
+from tests.orchestration.results import JOB, KEY, PATHS, configured
 
 T = TypeVar("T")
-JOB: dict[str, Any] = {
-    "rows": 24,
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
 OPS = {
     "arroyo_compaction": ("arroyo_compacted_state", {"policy": "full", "wait_seconds": 0.0}),
     "arroyo_gc": ("arroyo_retained_epochs", {"keep_epochs": 3, "dry_run": False}),
@@ -47,21 +40,14 @@ def paths_of(job: str) -> JobPaths:
     return word_job(None, **JOB, job=job).paths  # type: ignore[arg-type]
 
 
-PATHS = paths_of("main")
-KEY = str(PATHS.root)
-
-
 @pytest.fixture
-def deployed(deployed: Deployment) -> Deployment:
-    run_word_job(deployed.store, **JOB, max_epochs=8)
-    deployed.build(runner=InProcessRunner())
-    deployed.instance.add_dynamic_partitions("arroyo_jobs", [KEY])
-    return deployed
+def deployed(at_rest: Deployment) -> Deployment:
+    return at_rest
 
 
 def run(deployed: Deployment, job: str, **config: Any) -> Any:
     op, given = OPS[job]
-    return deployed.run(job, KEY, run_config={"ops": {op: {"config": {**given, **config}}}})
+    return deployed.run(job, KEY, run_config=configured(op, **{**given, **config}))
 
 
 def logged(deployed: Deployment, result: Any) -> list[str]:
@@ -184,7 +170,7 @@ def test_retries_of_a_step_outlast_a_lease() -> None:
 
 def fleet(deployed: Deployment, name: str, **config: Any) -> Any:
     job = f"arroyo_{name}_fleet"
-    return deployed.run(job, run_config={"ops": {f"{job}_op": {"config": config}}})
+    return deployed.run(job, run_config=configured(f"{job}_op", **config))
 
 
 def rows_of(result: Any) -> dict[str, str]:

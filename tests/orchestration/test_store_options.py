@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,9 +15,8 @@ from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.secrets import NamedSecrets
-from arroyo_dagster.state.storage import MemoryStore, open_store
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote import open as opening
-from arroyo_dagster.state.storage.remote.options import Patience, patience_of
 from tests.fleets import Written, protocol_job
 from tests.secrets import CANARY, assert_no_canary
 
@@ -103,19 +101,6 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) ->
         store.reading()
 
 
-def test_numbers_and_truth_values_may_be_text(tmp_path: Path) -> None:
-    options = {"max_retries": "4", "retry_timeout_seconds": "1.5", "backoff_seconds": 1}
-    assert patience_of(options, "u") == Patience(
-        max_retries=4, retry_timeout_seconds=1.5, backoff_seconds=1
-    )
-    for wrong in ("many", "nan", "-1", True, None):
-        with pytest.raises(InputError, match="must be a number of zero or more"):
-            patience_of({"max_retries": wrong}, "u")
-    for sync, synced in {"false": None, "no": None, "true": set(), "flase": set()}.items():
-        store: Any = open_store(str(tmp_path), options={"sync": sync})
-        assert store._synced == synced
-
-
 # ---- what may not be in a field ------------------------------------------------------------------
 
 REFUSED: list[tuple[str, Any]] = [
@@ -190,14 +175,6 @@ def test_what_is_no_secret_is_not_refused() -> None:
     ArroyoDirectory(assume={"pipeline/token_orders": "stopped"}).get_resource_definition()
 
 
-def test_a_refusal_names_the_variable_that_holds_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_STORE_KEY", CANARY)
-    with pytest.raises(InputError, match=r"dg\.EnvVar\('MY_STORE_KEY'\)"):
-        ArroyoStateStore(
-            checkpoint_url="memory://x", storage_options={"secret_access_key": CANARY}
-        ).get_resource_definition()
-
-
 @pytest.mark.parametrize(
     ("field", "close"),
     [("storage_options", "region"), ("delete_options", "region"), ("catalogue_options", "region")],
@@ -214,37 +191,6 @@ def test_an_option_that_no_client_knows_is_found_when_definitions_load(
         build_arroyo_definitions(store).get_repository_def()
     assert refused.value.facts["field"] == field
     assert refused.value.next_step == f"did you mean {close}?"
-
-
-def test_the_component_names_an_unknown_option() -> None:
-    with create_defs_folder_sandbox() as sandbox:
-        folder = sandbox.scaffold_component(
-            component_cls=ArroyoStateComponent,
-            defs_yaml_contents={
-                "type": "arroyo_dagster.ArroyoStateComponent",
-                "attributes": {
-                    "checkpoint_url": "s3://bucket/key",
-                    "storage_options": {"client": "fsspec", "requester_pay": True},
-                },
-            },
-        )
-        with (
-            pytest.raises(Exception, match="sandbox") as refused,
-            sandbox.load_component_and_build_defs(defs_path=folder),
-        ):
-            pass
-    shown = "".join(traceback.format_exception(refused.value))
-    assert "fsspec has no such option: requester_pay [" in shown
-    assert "did you mean requester_pays?" in shown
-
-
-def test_what_a_variable_holds_is_not_known_when_definitions_load() -> None:
-    ArroyoStateStore(
-        checkpoint_url=dg.EnvVar("URL"), storage_options={"regoin": "x"}
-    ).get_resource_definition()
-    ArroyoStateStore(
-        checkpoint_url="s3://bucket", storage_options={"client": dg.EnvVar("C"), "regoin": "x"}
-    ).get_resource_definition()
 
 
 def test_fields_for_the_launchpad_hold_no_secret_either() -> None:

@@ -19,21 +19,10 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import run_word_job, state_of, word_job
+from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
 from tests.orchestration.terminating import Phase, Terminator, definitions, events_of
 from tests.shares import some_of
 
-JOB: dict[str, Any] = {
-    "rows": 24,
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
-PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
-KEY = str(PATHS.root)
-COMPACT = {"ops": {"arroyo_compacted_state": {"config": {"policy": "full", "wait_seconds": 0.0}}}}
-GC = {"ops": {"arroyo_retained_epochs": {"config": {"keep_epochs": 3, "dry_run": False}}}}
 CONFIG = {"arroyo_compaction": COMPACT, "arroyo_gc": GC}
 LEASE = r"leases/\d+\.json$"
 

@@ -18,17 +18,10 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.launching import Webserver, webserver
+from tests.orchestration.results import JOB
 from tests.orchestration.terminating import Phase, events_of
 from tests.shares import all_but
 
-OPTIONS: dict[str, Any] = {
-    "rows": 24,
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
 JOBS = [JobPaths(JobId(name), PipelineId("words")) for name in ("a", "b", "c")]
 KEYS = [paths.root for paths in JOBS]
 MERGING = Phase("put", "words/b/.*-compacted$", 2, done=True)
@@ -51,7 +44,7 @@ def store(server: Webserver) -> ObjectStore:
     shutil.rmtree(root, ignore_errors=True)
     found = open_store(str(root))
     for paths in JOBS:
-        run_word_job(found, **OPTIONS, job=paths.job, max_epochs=8)
+        run_word_job(found, **JOB, job=paths.job, max_epochs=8)
     return found
 
 
@@ -69,7 +62,7 @@ def assert_free_and_clean(store: ObjectStore) -> None:
 
 
 def states(store: ObjectStore) -> list[dict[str, Any]]:
-    found = [dict(state_of(store, word_job(store, **OPTIONS, job=paths.job))) for paths in JOBS]
+    found = [dict(state_of(store, word_job(store, **JOB, job=paths.job))) for paths in JOBS]
     for one in found:
         one.pop("")
     return found

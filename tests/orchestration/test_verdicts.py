@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import sqlite3
 import time
 from pathlib import Path
@@ -25,13 +24,11 @@ from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts
 from arroyo_dagster.state.planning.verify.fleet import CheckedJob
 from arroyo_dagster.state.storage import open_store
-from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
 from tests.jobs import run_word_job
 
@@ -145,21 +142,6 @@ def test_new_epochs_do_not_make_a_red_check_one_that_was_never_evaluated(deploye
     assert not latest(deployed, EVERY_JOB_RESTORABLE).passed
 
 
-def test_the_fleets_checks_can_be_run_alone(deployed: Any) -> None:
-    job_of(deployed, protocol_job("good"))
-    deployed.tick()
-    fleet(deployed)
-    asset = dg.AssetKey(["arroyo", "fleet"])
-    only = dg.AssetSelection.checks(dg.AssetCheckKey(asset, EVERY_JOB_RECENT))
-    job = dg.define_asset_job("only_recent", selection=only)
-    deployed.defs = dg.Definitions.merge(deployed.defs, dg.Definitions(jobs=[job]))
-    result = deployed.run("only_recent")
-    assert result.success
-    assert not result.get_asset_materialization_events()
-    assert [one.check_name for one in result.get_asset_check_evaluations()] == [EVERY_JOB_RECENT]
-    assert None not in [latest(deployed, name) for name in FLEET_CHECKS]
-
-
 def test_a_repaired_job_is_green_once_it_is_refreshed(deployed: Any) -> None:
     job_of(deployed, protocol_job("bad"))
     deployed.tick()
@@ -185,43 +167,6 @@ def test_a_job_that_was_never_checked_is_not_passed(deployed: Any) -> None:
     assert "two/main" in found.description
     assert "arroyo_refresh" in found.description
     assert [line["verdict"] for line in lines(found)] == ["never checked", "passed"]
-
-
-def test_a_refresh_that_fails_still_evaluates_the_fleet(deployed: Any) -> None:
-    for name in ("bad", "good"):
-        job_of(deployed, protocol_job(name))
-    deployed.tick()
-    deployed.run("arroyo_refresh", "good/main")
-    broken = protocol_job("bad")
-    missing = break_job(deployed, broken)
-    path = f"epoch_catalog/{broken.layout.value}/{broken.root}.parquet"
-    deployed.catalogue.put(StatePath(path), b"no parquet")
-    assert not deployed.run("arroyo_refresh", "bad/main").success
-    assert missing in latest(deployed, EVERY_JOB_RESTORABLE).description
-
-
-def test_two_refreshes_at_once_keep_both_verdicts(deployed: Any) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from arroyo_dagster.state.operations.catalog.verdicts import read_verdicts, write_verdict
-    from arroyo_dagster.state.planning.verify.findings import Verdict
-
-    jobs = [protocol_job(f"p{at}") for at in range(40)]
-    with ThreadPoolExecutor(8) as pool:
-        list(
-            pool.map(
-                lambda paths: write_verdict(
-                    deployed.catalogue,
-                    "restorable",
-                    paths,
-                    CheckedJob(
-                        job=paths.root, at_micros=7, epoch=None, verdict=Verdict(inspected=1)
-                    ),
-                ),
-                jobs,
-            )
-        )
-    assert read_verdicts(deployed.catalogue, "restorable", jobs).keys() == set(jobs)
 
 
 # ---- vanished ------------------------------------------------------------------------------------
@@ -261,18 +206,6 @@ def test_a_vanished_job_is_an_error_with_its_last_epoch_until_it_is_forgotten(
     assert all(one.passed for one in fleet(deployed).values())
 
 
-def test_a_job_that_only_the_sensor_knew_vanishes_with_its_last_epoch(deployed: Any) -> None:
-    job = job_of(deployed, OLD_JOB, epochs=4)
-    job_of(deployed, protocol_job("good"))
-    deployed.tick()
-    job.vanish()
-    deployed.tick()
-    deployed.run("arroyo_sync_partitions")
-    found = fleet(deployed)[EVERY_JOB_RECENT]
-    assert "old: " in found.description
-    assert "its last epoch was 4" in found.description
-
-
 def test_deleting_every_job_does_not_turn_failed_into_passed(deployed: Any) -> None:
     jobs = [job_of(deployed, protocol_job(f"p{at}"), start=NOW) for at in range(3)]
     deployed.tick()
@@ -300,16 +233,6 @@ def test_a_job_that_comes_back_and_vanishes_again_is_an_error_again(deployed: An
     assert fleet(deployed)[EVERY_JOB_RECENT].passed
     job.vanish()
     assert not fleet(deployed)[EVERY_JOB_RECENT].passed
-
-
-def test_your_own_word_that_a_job_is_gone_acknowledges_it(deployed: Any) -> None:
-    job_of(deployed, protocol_job("good"))
-    job = job_of(deployed, OLD_JOB)
-    deployed.tick()
-    job.vanish()
-    assert not fleet(deployed)[EVERY_JOB_RECENT].passed
-    deployed.build(directory=ArroyoDirectory(assume={"old": "gone"}))
-    assert fleet(deployed)[EVERY_JOB_RECENT].passed
 
 
 def test_a_job_that_is_there_cannot_be_forgotten(deployed: Any) -> None:
@@ -484,98 +407,3 @@ def test_a_job_that_arroyos_database_calls_stopped_does_not_fail(
         "stopped": "stopped",
     }
     assert found.description.startswith("2 of 4 jobs: ")
-
-
-def test_the_database_of_the_store_is_asked_as_well(deployed: Any, tmp_path: Path) -> None:
-    job_of(deployed, legacy_job("stopped"), start=NOW)
-    where = database(tmp_path / "state.sqlite", {"stopped": "Stopped"})
-    deployed.resource = type(deployed.resource)(
-        checkpoint_url=deployed.store.url,
-        catalogue_url=deployed.catalogue.url,
-        arroyo_database=where,
-    )
-    deployed.build()
-    assert fleet(deployed)[EVERY_JOB_RECENT].passed
-
-
-def test_a_refresh_asks_nobody_what_jobs_are_doing(deployed: Any) -> None:
-    job_of(deployed, OLD_JOB)
-    deployed.tick()
-    deployed.build(directory=ArroyoDirectory(api_url="no address"))
-    assert deployed.run("arroyo_refresh", "old").success
-    assert not deployed.run("arroyo_fleet").success
-
-
-def test_a_database_that_cannot_be_asked_is_told(deployed: Any, tmp_path: Path) -> None:
-    job_of(deployed, legacy_job("stopped"), start=NOW)
-    deployed.build(directory=ArroyoDirectory(database=str(tmp_path / "none.sqlite")))
-    found = fleet(deployed)[EVERY_JOB_RECENT]
-    assert not found.passed
-    assert "none.sqlite" in found.description
-
-
-# ---- many jobs -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("jobs", [20, pytest.param(50, marks=pytest.mark.soak)])
-def test_of_many_jobs_the_broken_one_stays_red_in_any_order(deployed: Any, jobs: int) -> None:
-    for at in range(jobs - 3):
-        job_of(deployed, protocol_job(f"p{at:02}"), epochs=1)
-    job_of(deployed, protocol_job("broken"), epochs=1)
-    gone = job_of(deployed, protocol_job("gone"), epochs=1)
-    job_of(deployed, OLD_JOB, epochs=1, start=NOW)
-    deployed.build(directory=ArroyoDirectory(assume={"old": "stopped"}))
-    deployed.tick()
-    path = break_job(deployed, protocol_job("broken"))
-    for key in ("broken/main", "old", "gone/main"):
-        deployed.run("arroyo_refresh", key)
-    gone.vanish()
-    refresh_range(deployed, "p00/main", f"p{jobs - 4:02}/main")
-    for at in random.Random(50).sample(range(jobs - 3), 5):
-        deployed.run("arroyo_refresh", f"p{at:02}/main")
-        for name in (EVERY_JOB_FILES_EXIST, EVERY_JOB_RESTORABLE):
-            found = latest(deployed, name)
-            assert not found.passed
-            assert path in found.description
-            assert "gone/main" in found.description
-    shown = {line["job"]: line["verdict"] for line in lines(latest(deployed, name))}
-    assert len(shown) == jobs
-    assert list(shown)[:2] == ["broken/main", "gone/main"]
-    assert {
-        verdict for job, verdict in shown.items() if job not in ("broken/main", "gone/main")
-    } == {"passed"}
-    recent = fleet(deployed)[EVERY_JOB_RECENT]
-    assert recent.description.startswith(f"1 of {jobs} jobs: gone/main: ")
-    overview = latest_overview(deployed)
-    assert overview["arroyo/jobs"].value == jobs - 1
-    assert overview["arroyo/jobs_vanished"].value == 1
-    assert overview["arroyo/jobs_broken"].value == 1
-    assert overview["arroyo/jobs_at_rest"].value == 1
-    states = {one.data["job"]: one.data["state"] for one in overview["jobs"].records}
-    assert list(states.items())[:2] == [("broken/main", "broken"), ("gone/main", "vanished")]
-    assert states["old"] == "stopped"
-
-
-def latest_overview(deployed: Any) -> Any:
-    event = deployed.instance.get_latest_materialization_event(dg.AssetKey(["arroyo", "fleet"]))
-    return event.asset_materialization.metadata
-
-
-def refresh_range(deployed: Any, first: str, last: str) -> None:
-    """Refresh several jobs in one run."""
-    tags = {
-        "dagster/asset_partition_range_start": first,
-        "dagster/asset_partition_range_end": last,
-    }
-    assert deployed.run("arroyo_refresh", tags=tags).success
-
-
-def test_verdicts_live_in_the_catalogue_and_nowhere_else(deployed: Any) -> None:
-    job_of(deployed, OLD_JOB)
-    deployed.tick()
-    before = {info.path for info in deployed.store.list()}
-    deployed.run("arroyo_refresh", "old")
-    fleet(deployed)
-    assert {info.path for info in deployed.store.list()} == before
-    assert isinstance(deployed.catalogue, MemoryStore)
-    assert any(info.path.startswith("verdicts/") for info in deployed.catalogue.list())

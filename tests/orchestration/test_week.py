@@ -61,16 +61,10 @@ from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_server import arroyo
 from tests.jobs import listing, word_job
+from tests.orchestration.results import JOB
 from tests.orchestration.week import HOUR, SECOND, Process, World, simulated, store_of
 from tests.orchestration.week_arroyo import WindowedJob, running_job
 
-JOB: dict[str, Any] = {
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
 NAMING = Naming(DagsterArroyoTranslator(), jobs_partitions(None), None)
 KEEP = 3
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
@@ -274,7 +268,7 @@ def built(jobs: int, hours: int, every_hours: int, seed: int) -> Fleet:
         written = hours_of_epochs(number, hours, every_hours)
         times = [world.now_micros + hour * HOUR + at * SECOND for at, hour in enumerate(written)]
         store = MemoryStore()
-        job = word_job(store, rows=2 * len(written) + 8, job=f"job{number}", **JOB)
+        job = word_job(store, **{**JOB, "rows": 2 * len(written) + 8}, job=f"job{number}")
         run, before = LocalRun.start(job, store), dict[StatePath, str | None]()
         steps = found[job.paths] = []
         for micros in times:

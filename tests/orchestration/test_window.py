@@ -12,7 +12,6 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
-    WindowConfig,
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.runners import InProcessRunner
@@ -24,6 +23,7 @@ from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, wi
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.journeys.test_maintenance_window import dies
 from tests.orchestration.conftest import Deployment
+from tests.orchestration.results import configured, failure, materialized, passed, shown
 
 WINDOW = window_config(EVENTS, ["k"], retention=600)
 QUICK: dict[str, Any] = {"quiet_seconds": 0.0, "stop_seconds": 20.0, "start_seconds": 20.0}
@@ -47,25 +47,8 @@ def known(deployed: Deployment, **said: Any) -> Deployment:
 
 def compacted(deployed: Deployment, **config: Any) -> Any:
     config = {"policy": "full", "quiet_seconds": 0.0, **config}
-    run_config = {"ops": {"arroyo_compacted_state": {"config": config}}}
+    run_config = configured("arroyo_compacted_state", **config)
     return deployed.run("arroyo_compaction", "pl_x/job_x", run_config=run_config)
-
-
-def checks(result: Any) -> dict[str, Any]:
-    found = [
-        event.event_specific_data
-        for event in result.all_events
-        if event.event_type_value == "ASSET_CHECK_EVALUATION"
-    ]
-    return {one.check_name: one for one in found}
-
-
-def materialized(result: Any) -> list[Any]:
-    return [
-        event.event_specific_data.materialization
-        for event in result.all_events
-        if event.event_type_value == "ASSET_MATERIALIZATION"
-    ]
 
 
 # ---- stopped jobs: the asset ---------------------------------------------------------------------
@@ -78,22 +61,13 @@ def test_a_stopped_job_is_rewritten_and_its_asset_says_how(deployed: Deployment)
     result = compacted(deployed)
     assert result.success
     (event,) = materialized(result)
-    shown = {name: value.value for name, value in event.metadata.items()}
-    assert shown["arroyo/published_as"] == "in place"
-    assert shown["files"] == "9 → 3"
-    assert shown["forecast"].startswith("3 files, ")
+    facts = shown(event)
+    assert facts["arroyo/published_as"] == "in place"
+    assert facts["files"] == "9 → 3"
+    assert facts["forecast"].startswith("3 files, ")
     assert content(job.store, job.paths) == before
-    assert {name: one.passed for name, one in checks(result).items()} == {
-        "row_parity": True,
-        "effective": True,
-        "restorable": True,
-    }
+    assert passed(result) == {"row_parity": True, "effective": True, "restorable": True}
     assert materialized(compacted(deployed)) == []
-
-
-def failure(result: Any) -> Any:
-    (failed,) = [event for event in result.all_events if event.is_step_failure]
-    return failed.step_failure_data.user_failure_data
 
 
 @pytest.mark.parametrize(
@@ -114,31 +88,15 @@ def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_
     result = compacted(deployed)
     assert not result.success
     assert materialized(result) == []
-    assert checks(result) == {}
+    assert passed(result) == {}
     found = failure(result)
     assert f"nothing was rewritten, {why}" in found.description
     assert step in found.description
     assert "--" not in found.description
-    shown = {name: one.value for name, one in found.metadata.items()}
-    assert why in shown["why not"]
-    assert shown["files"] == "9 → 3"
+    assert why in shown(found)["why not"]
+    assert shown(found)["files"] == "9 → 3"
     reasons = [record.data["why"] for record in found.metadata["left out"].records]
     assert any("every epoch writes it completely," in reason for reason in reasons)
-
-
-def test_a_dry_run_of_a_job_that_runs_shows_the_forecast(deployed: Deployment) -> None:
-    written(deployed)
-    known(deployed, directory=ArroyoDirectory(assume={"job_x": "running"}))
-    deployed.wrap(WriteProtected)
-    result = compacted(deployed, dry_run=True)
-    assert result.success
-    assert materialized(result) == []
-    assert checks(result).keys() == {"restorable"}
-    (event,) = [one for one in result.all_events if one.event_type_value == "ASSET_OBSERVATION"]
-    observed = event.event_specific_data.asset_observation
-    assert observed.partition == "pl_x/job_x"
-    shown = {name: one.value for name, one in observed.metadata.items()}
-    assert shown["files"] == "9 → 3"
 
 
 @pytest.mark.usefixtures("retries_at_once")
@@ -195,16 +153,6 @@ def test_a_window_that_names_no_job_touches_none_and_is_not_green(
     assert "no job is named" in failure(result).description
 
 
-def test_outside_of_the_window_no_job_is_stopped(deployed: Deployment, model: ModelArroyo) -> None:
-    later = pendulum.now("Europe/Berlin").add(hours=3)
-    between = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
-    with arroyo(model) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
-        result = open_window(deployed, between=between, time_zone="Europe/Berlin")
-    assert result.success
-    assert model.log == []
-
-
 def test_a_window_without_an_api_fails_before_anything_is_touched(
     deployed: Deployment, model: ModelArroyo
 ) -> None:
@@ -250,8 +198,7 @@ def test_a_job_that_is_not_started_again_fails_the_run_loudly(
         known(deployed, directory=ArroyoDirectory(api_url=server.url))
         result = open_window(deployed, stop_seconds=2.0, start_seconds=1.0)
     assert not result.success
-    failure = result.failure_data_for_node("arroyo_window")
-    assert "NOT STARTED AGAIN: job_x" in str(failure.user_failure_data.description)
+    assert "NOT STARTED AGAIN: job_x" in failure(result).description
 
 
 def test_the_schedule_opens_with_the_window_in_its_time_zone(deployed: Deployment) -> None:
@@ -261,17 +208,6 @@ def test_the_schedule_opens_with_the_window_in_its_time_zone(deployed: Deploymen
     assert schedule.cron_schedule == "30 23 * * *"
     assert schedule.execution_timezone == "Europe/Berlin"
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-
-
-def test_without_a_window_there_is_nothing_that_stops_a_job(deployed: Deployment) -> None:
-    deployed.build()
-    assert not deployed.defs.resolve_all_job_defs() or "arroyo_maintenance_window" not in {
-        job.name for job in deployed.defs.resolve_all_job_defs()
-    }
-
-
-def test_every_field_of_the_window_is_described() -> None:
-    assert all(field.description for field in WindowConfig.model_fields.values())
 
 
 # ---- times ---------------------------------------------------------------------------------------

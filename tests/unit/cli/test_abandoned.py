@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,25 +12,14 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
-from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.operations.catalog.jobs import list_prefixes, summarise_listing
-from arroyo_dagster.state.storage import MemoryStore, configure
-from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
+from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing
 
 WEEK = 7 * 86_400 * 1_000_000
 SHOP, GONE, LEGACY = protocol_job("shop"), protocol_job("gone"), legacy_job("job_1")
 KNOWN = ("--assume", "shop/main=running", "--assume", "gone/main=gone")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    yield f"memory://cli-fleet-{tmp_path.name}"
-    configure(None)
 
 
 def last_week() -> int:
@@ -112,38 +99,3 @@ def test_remains_within_the_grace_period_may_belong_to_a_job_that_starts(url: st
     Written(store, SHOP).epochs(1)
     store.put(StatePath("shop/new/generations/1/generation-manifest.json"), b"{}")
     assert rows(url) == {"shop/main": None}
-
-
-def test_a_root_with_nothing_but_remains_lists_them(url: str) -> None:
-    store = MemoryStore(url.removeprefix("memory://"), clock=last_week)
-    store.put(StatePath("shop/deleted/generations/1/generation-manifest.json"), b"0123456789")
-    assert rows(url).keys() == {"shop"}
-    store.put(StatePath("shop/deleted/else"), b"of another tool")
-    assert run(url).exit_code == 1
-
-
-class Listed(Wrapper):
-    """A store that records which prefixes are listed at any depth."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        super().__init__(store)
-        self.prefixes: list[str] = []
-
-    def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        self.prefixes.append(prefix)
-        return super().list(prefix, start_after=start_after)
-
-
-def test_living_jobs_are_not_listed_and_other_directories_end_at_the_first_strange_name(
-    store: ObjectStore,
-) -> None:
-    directory = open_directory(assumed={"shop/main": "running", "gone/main": "gone"})
-    recorded = Listed(WriteProtected(store))
-    found = list_prefixes(recorded)
-    jobs = summarise_listing(recorded, found)
-    answers = directory.look_up([job.paths for job in jobs])
-    recorded.prefixes.clear()
-    reports: list[Progress] = []
-    find_abandoned(recorded, found, jobs, answers, on_progress=reports.append)
-    assert sorted(recorded.prefixes) == ["gone/main", "removed", "shop/deleted", "warehouse"]
-    assert len(reports) == 4

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,14 +15,13 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.cli import common as grammar
 from arroyo_dagster.cli.spark import print_choice
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
-from arroyo_dagster.state.storage import Counting, MemoryStore, configure, open_store
+from arroyo_dagster.state.storage import Counting, MemoryStore, configure
 from arroyo_dagster.state.storage.remote import open as opening
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.jobs import run_word_job, word_job
@@ -120,85 +117,7 @@ def test_epochs_as_json() -> None:
     assert output("epochs", "main", "--limit", "1")[0]["epoch"] == 2
 
 
-def test_show_as_json() -> None:
-    found = output("show", "main")
-    store = MemoryStore("cli-words")
-    checkpoint = ParquetBackend(store, word_job(store).paths).load()
-    assert MOMENT.fullmatch(found.pop("started_at"))
-    assert MOMENT.fullmatch(found.pop("finished_at"))
-    operators = found.pop("operators")
-    parts = {name: found.pop(name) for name in ("offsets", "watermarks", "restore")}
-    assert all(parts.values())
-    assert found == {
-        "leases": [],
-        "pins": [],
-        "job": "main",
-        "pipeline": "words",
-        "epoch": 2,
-        "state": "ready",
-        "generation": 1,
-        "key_hash": "fallback",
-        "name": None,
-        "condition": "unknown",
-        "arroyo": None,
-    }
-    assert [(one["operator_id"], one["parallelism"]) for one in operators] == [
-        ("lines", 1),
-        ("count", 2),
-        ("keep", 2),
-        ("sum", 2),
-    ]
-    counts = checkpoint.operator("count")
-    assert counts is not None
-    infos = [store.head(path) for path in counts.paths]
-    assert operators[1] == {
-        "operator_id": "count",
-        "parallelism": 2,
-        "watermark": "2024-01-01T00:00:07.000000Z",
-        "tables": [
-            {
-                "table": "counts",
-                "kind": "global_keyed",
-                "owner": None,
-                "files": len(infos),
-                "rows": 7,  # four words, then two new ones and one seen before
-                "bytes": sum(info.size_bytes for info in infos if info),
-            }
-        ],
-    }
-    assert operators[2]["tables"][0]["kind"] == "expiring_time_key"
-    assert output("show", "main", "1")["epoch"] == 1
-
-
-def test_rows_as_json() -> None:
-    counts = output("rows", "main", "count", "counts", "--epoch", "1")
-    assert sorted(counts, key=lambda row: str(row["key"])) == [
-        {"key": "a", "value": 1},
-        {"key": "c", "value": 1},
-        {"key": "d", "value": 1},
-        {"key": "g", "value": 1},
-    ]
-    rows = output("rows", "main", "keep", "rows", "--limit", "1")
-    assert list(rows[0]) == ["word", "_timestamp"]
-    assert re.fullmatch(r"2024-01-01T00:00:0\d\.0{9}", rows[0]["_timestamp"])
-    assert len(output("rows", "main", "keep", "rows", "--limit", "0")) > 1
-
-
 # ---- what people see -----------------------------------------------------------------------------
-
-
-def test_people_see_tables_that_are_never_cut_where_output_is_piped() -> None:
-    jobs = run("jobs").stdout
-    assert jobs.split()[:4] == ["job", "pipeline", "layout", "epochs"]
-    assert "2024-01-01 00:00:07Z" in jobs
-    assert "ready" in run("epochs", "main").stdout
-    shown = run("show", "main").stdout
-    assert shown.startswith("main  epoch 2  ready  finished 20")
-    assert "expiring time-key" in shown
-    rows = run("rows", "main", "keep", "rows", "--limit", "1").stdout
-    assert "at epoch 2; --limit 0 prints all" in rows
-    every = run("rows", "main", "keep", "rows").stdout
-    assert "--limit" not in every
 
 
 @pytest.mark.parametrize(
@@ -236,12 +155,6 @@ def test_the_url_comes_from_the_environment_where_none_is_given(variable: str) -
     names: dict[str, str | None] = dict.fromkeys(grammar.URL_VARIABLES)
     result = run("jobs", "--json", url=None, env={**names, variable: URL})
     assert json.loads(result.stdout)[0]["job"] == "main"
-
-
-def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "below").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert output("jobs", url="below") == []
 
 
 @pytest.mark.parametrize(
@@ -327,33 +240,6 @@ def test_reading_commands_write_nothing(
     assert list(words.list()) == before
 
 
-def test_reading_commands_get_a_store_that_cannot_be_written_to() -> None:
-    store = grammar.open_to_read(URL)
-    with pytest.raises(InputError, match="write-protected"):
-        store.put(StatePath("x"), b"")
-
-
-def test_reading_needs_no_jvm_and_no_dagster(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-    run_word_job(store, rows=8, sinks=0)
-    code = f"""
-import sys
-from arroyo_dagster.cli import main
-for command in {READS!r}:
-    assert main([*command, "--url", {str(tmp_path)!r}], standalone_mode=False) is None
-print(sorted(m for m in ("dagster", "pyspark", "py4j") if m in sys.modules))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 # ---- run and stop --------------------------------------------------------------------------------
 
 MODULE = """
@@ -399,26 +285,6 @@ def test_run_shows_every_epoch_and_goes_on_where_it_stopped(module: str) -> None
     assert rest[-1].endswith("the sources have ended")
 
 
-def test_run_on_a_terminal_shows_the_same_lines(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    shown = run("run", f"{module}:PIPELINE", "--epochs", "2", url=f"memory://{module}-4").stdout
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert "epoch 1: " in plain
-    assert "epoch 2: " in plain
-    assert "wrote 2 epochs" in plain
-
-
-def test_names_in_brackets_are_whole_on_a_terminal(
-    module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr("arroyo_dagster.cli.run._epoch_line", lambda *_: "Aggregate[sum] [/red]")
-    shown = run("run", f"{module}:PIPELINE", "--epochs", "1", url=f"memory://{module}-5").stdout
-    assert "Aggregate[sum] [/red]" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-
-
 def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) -> None:
     result = run("run", f"{module}.py:build", "--json", url=f"memory://{module}-2")
     assert json.loads(result.stdout) == {
@@ -450,10 +316,6 @@ def test_a_pipeline_that_cannot_be_found_is_one_error_and_nothing_is_written(
     url = f"memory://{module}-3"
     assert says in failure("run", target.format(module), url=url)["message"]
     assert failure("jobs", url=url)["type"] == "NotFoundError"
-
-
-def test_the_error_of_a_wrong_name_says_which_pipelines_there_are(module: str) -> None:
-    assert failure("run", f"{module}:x")["facts"]["pipelines"] == "PIPELINE, build"
 
 
 def test_a_module_that_fails_is_one_error_with_the_line(module: str, tmp_path: Path) -> None:
@@ -540,14 +402,3 @@ def test_arroyos_own_jobs_cannot_be_stopped_through_their_state() -> None:
     store.put(StatePath("old/checkpoints/checkpoint-0000001/operator-x/table-t-000"), b"")
     error = failure("stop", "old", url=store.url)
     assert "Arroyo job" in error["message"]
-
-
-def test_directories_with_names_that_no_store_can_write_are_named(tmp_path: Path) -> None:
-    run_word_job(open_store(str(tmp_path)), rows=8, sinks=0)
-    for name in ("a*b", "line\nbreak", "words/c?d"):
-        (tmp_path / name / "epochs").mkdir(parents=True)
-    found = CliRunner().invoke(cli.main, ["jobs", "--url", str(tmp_path)])
-    assert (found.exit_code, "main" in found.stdout) == (0, True)
-    (line,) = found.stderr.splitlines()
-    assert line.startswith("warning: no store can write these names")
-    assert line.endswith("'a*b', 'line\\nbreak', 'words/c?d'")

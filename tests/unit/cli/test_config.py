@@ -118,12 +118,6 @@ def test_a_file_that_is_not_toml_is_one_error(home: Path) -> None:
     assert done.stderr.startswith("InputError: not a TOML file")
 
 
-def test_help_works_with_a_wrong_file(home: Path) -> None:
-    (home / "arroyo-state.toml").write_text("ulr = 1")
-    assert run("jobs", "--help").exit_code == 0
-    assert run("--help").exit_code == 0
-
-
 def test_a_complete_check_covers_the_sections_of_all_commands(home: Path) -> None:
     assert isinstance(main, LazyGroup)
     path = home / "arroyo-state.toml"
@@ -135,14 +129,6 @@ def test_a_complete_check_covers_the_sections_of_all_commands(home: Path) -> Non
     assert check_config(path, main) == 2
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_is_of_this_program(shell: str) -> None:
-    done = run("completion", shell)
-    assert done.exit_code == 0
-    assert "_ARROYO_STATE_COMPLETE" in done.stdout
-    assert "arroyo-state" in done.stdout
-
-
 def test_completion_answers_with_commands_and_options(home: Path) -> None:
     env = {"_ARROYO_STATE_COMPLETE": "bash_complete", "COMP_WORDS": "arroyo-state ep"}
     done = CliRunner().invoke(main, [], env={**env, "COMP_CWORD": "1"}, prog_name="arroyo-state")
@@ -150,3 +136,17 @@ def test_completion_answers_with_commands_and_options(home: Path) -> None:
     env["COMP_WORDS"] = "arroyo-state epochs --lim"
     done = CliRunner().invoke(main, [], env={**env, "COMP_CWORD": "2"}, prog_name="arroyo-state")
     assert done.stdout == "plain,--limit\n"
+
+
+def test_help_works_with_a_wrong_file(home: Path) -> None:
+    (home / "arroyo-state.toml").write_text("ulr = 1")
+    assert run("jobs", "--help").exit_code == 0
+    assert run("--help").exit_code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_is_of_this_program(shell: str) -> None:
+    done = run("completion", shell)
+    assert done.exit_code == 0
+    assert "_ARROYO_STATE_COMPLETE" in done.stdout
+    assert "arroyo-state" in done.stdout

@@ -14,15 +14,6 @@ from click.testing import CliRunner, Result
 from arroyo_dagster import cli
 from arroyo_dagster.cli import inspect as looking
 from arroyo_dagster.cli.directory import API_VARIABLE, TOKEN_VARIABLE
-from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.model.job_facts import merge_answers
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.compaction.availability import (
-    Availability,
-    JobMaintenance,
-    maintenance_of,
-)
 from arroyo_dagster.state.storage import configure
 from tests.compat.arroyo import DATA, unpack
 from tests.loopback import Loopback, Reply, replaying, serving
@@ -79,18 +70,6 @@ def test_jobs_have_names_and_conditions_from_any_source(root: str, server: Loopb
             "reason": None,
             "disagreements": [],
         }
-
-
-def test_people_see_two_more_columns_where_somebody_was_asked(root: str, server: Loopback) -> None:
-    lines = run(root, "jobs", "--arroyo-api", server.url).stdout.splitlines()
-    assert lines[0].split()[:5] == ["job", "pipeline", "name", "condition", "layout"]
-    assert any(line.split()[:4] == ["job_d14OMmRXhf", "-", "joins", "stopped"] for line in lines)
-    assert "condition" not in run(root, "jobs").stdout
-
-
-def test_nobody_asked_is_unknown_and_says_so_in_json(root: str) -> None:
-    for job in output(root, "jobs"):
-        assert (job["name"], job["condition"], job["arroyo"]) == (None, "unknown", None)
 
 
 def test_the_address_and_the_token_come_from_the_environment(root: str, server: Loopback) -> None:
@@ -151,16 +130,6 @@ def test_a_wrong_address_is_one_error_before_anything_is_read(root: str) -> None
     assert result.stderr.startswith("InputError: not the address of a server")
 
 
-def test_show_tells_the_pipeline_and_what_the_job_is_doing(root: str, server: Loopback) -> None:
-    args = ("show", "job_d14OMmRXhf", "--arroyo-api", server.url)
-    second = run(root, *args).stdout.splitlines()[1]
-    expected = f"pipeline joins  stopped  run 1  newest ready epoch 14  source: {server.url}"
-    assert second == expected
-    found = output(root, *args)
-    assert (found["name"], found["condition"]) == ("joins", "stopped")
-    assert found["arroyo"]["newest_ready_epoch"] == found["epoch"] == 14
-
-
 def test_jobs_say_when_each_can_be_maintained_and_why(root: str) -> None:
     def possible(*options: str) -> tuple[str, str]:
         jobs = json.loads(run(root, "jobs", *options, "--json").stdout)
@@ -181,11 +150,3 @@ def test_jobs_say_when_each_can_be_maintained_and_why(root: str) -> None:
     shown = run(root, "jobs", "--assume", assume("stopped")).stdout
     assert "at rest" in shown
     assert "Arroyo job, stopped" in shown
-
-
-def test_a_broken_job_is_only_inspected() -> None:
-    answer = merge_answers(JobPaths(JobId("x")), [])
-    broken = maintenance_of(None, FormatError("a record does not decode"), answer)
-    assert broken == JobMaintenance(Availability.ONLY_INSPECTED, "a record does not decode")
-    empty = maintenance_of(None, None, answer)
-    assert empty == JobMaintenance(Availability.ONLY_INSPECTED, "it has no epoch yet")

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.commands import document, run
 from tests.compat.arroyo import unpack
-from tests.gc_jobs import JOB, PATHS, kept_no_more, restorable, without_ours
+from tests.gc_jobs import JOB, PATHS, restorable, without_ours
 from tests.jobs import listing, run_word_job
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Any:
-    yield f"memory://cli-gc-{tmp_path.name}"
-    configure(None)
 
 
 @pytest.fixture
@@ -34,16 +23,6 @@ def store(url: str) -> ObjectStore:
     found = open_store(url)
     run_word_job(found, **{**JOB, "sinks": 0, "parallelism": 1}, max_epochs=6)
     return found
-
-
-def run(url: str, *args: str) -> Result:
-    return CliRunner().invoke(cli.main, [*args, "--url", url], catch_exceptions=False)
-
-
-def document(url: str, *args: str) -> Any:
-    result = run(url, *args, "--json")
-    assert (result.exit_code, result.stderr) == (0, "")
-    return json.loads(result.stdout)
 
 
 def test_a_plan_is_shown_stored_and_carried_out(
@@ -108,24 +87,6 @@ def test_pins_are_set_listed_and_lifted(url: str, store: ObjectStore) -> None:
     assert ParquetBackend(store, PATHS).epochs() == [5, 6]
     assert run(url, "unpin", "main", "2").exit_code == 1
     assert run(url, "pin", "main", "9").exit_code == 1
-
-
-def test_a_pin_says_why_it_takes_its_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    sleep, main = time.sleep, threading.current_thread()
-
-    def wait(seconds: float) -> None:
-        # Threads of other tests in this process wait as they did.
-        (waited.append if threading.current_thread() is main else sleep)(seconds)
-
-    monkeypatch.setattr(time, "sleep", wait)
-    options = {name: value for name, value in JOB.items() if name != "keep_epochs"}
-    kept_no_more(run_word_job, open_store(url), **options, sinks=0, parallelism=1, max_epochs=6)
-    assert run(url, "pin", "main", "5").stderr == ""
-    assert waited == []
-    assert "outside its job's retention: waiting 10 seconds" in run(url, "pin", "main", "2").stderr
-    assert waited == [10.0]
-    assert [pin["epoch"] for pin in document(url, "sql", "@pins", "main")] == [2, 5]
 
 
 def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
@@ -233,22 +194,6 @@ def test_orphans_first_purges_what_has_been_in_quarantine_for_a_week(tmp_path: P
     assert document(url, "gc", "undelete", job) == []
 
 
-def test_of_a_job_that_was_removed_the_journal_and_the_quarantine_are_left(
-    tmp_path: Path,
-) -> None:
-    url = unpack("leader", tmp_path)
-    root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
-    store = open_store(url)
-    before = {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")}
-    said = ("--assume", f"{root}=gone", "--older-than", "1h", "--yes")
-    done = document(url, "gc", "run", "dead-job", root, *said, "--quarantine")
-    assert done["deleted"] == len(before)
-    assert root not in {f"{job['pipeline']}/{job['job']}" for job in document(url, "jobs")}
-    assert len(document(url, "sql", "@journal", root)) == len(before)
-    document(url, "gc", "undelete", root, done["quarantine"], "--yes")
-    assert {p: d for p, d in without_ours(store).items() if p.startswith(f"{root}/")} == before
-
-
 def test_a_job_that_is_gone_and_cannot_be_read_is_moved_aside_and_nothing_else(
     tmp_path: Path,
 ) -> None:
@@ -301,29 +246,3 @@ def test_words_that_are_no_time_are_a_wrong_command_line(url: str, store: Object
     missing = run(url, "gc", "plan", "expire", "main")
     assert missing.exit_code == 2
     assert "needs --keep N, --keep-for AGE, or both" in missing.stderr
-
-
-def fate(url: str, path: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = document(url, "sql", "@fate", "--param", f"path={path}")
-    return found
-
-
-def test_the_fate_of_objects_is_told(url: str, store: ObjectStore) -> None:
-    before = [info.path for info in store.list(PATHS.root) if "/operator-" in info.path]
-    done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
-    gone = next(path for path in before if store.head(path) is None)
-    (found,) = fate(url, gone)
-    assert (found["fate"], found["quarantine"]) == ("quarantined", done["quarantine"])
-    assert (found["outcome"], found["run"], found["kind"]) == ("moved", done["run"], "expire")
-    assert found["purgeable_from"] > found["last_at"]
-    assert fate(url, f"{store.url}/{gone}") == [found]
-    there = next(path for path in before if store.head(path) is not None)
-    (present,) = fate(url, there)
-    assert (present["fate"], present["reason"]) == ("present", "referenced")
-    (never,) = fate(url, f"{gone}x")
-    assert (never["fate"], never["run"]) == ("never_listed", None)
-    present, moved = fate(url, f"{PATHS.root}/")
-    assert (moved["outcome"], moved["objects"]) == ("moved", done["deleted"])
-    assert (present["fate"], present["objects"]) == ("present", len([*store.list(PATHS.root)]))
-    assert run(url, "sql", "@fate", "--param", "path=nobody/7").exit_code == 1
-    assert "is of one object" in run(url, "sql", "select * from fate").stderr

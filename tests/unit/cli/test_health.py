@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,7 +12,6 @@ from arroyo_dagster import cli
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.operations.verify import audit
 from arroyo_dagster.state.planning.rules import KINDS
-from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import Written, protocol_job
@@ -23,12 +21,6 @@ NEED_A_LEVEL = {"not-restorable", "contended"}
 """The kinds that metadata and footers say nothing about."""
 IN_PART = {"damaged", "space-amplification"}
 """The kinds of which metadata and footers show a part, of a small job."""
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Any:
-    yield f"memory://cli-health-{tmp_path.name}"
-    configure(None)
 
 
 @pytest.fixture
@@ -73,37 +65,6 @@ def test_a_healthy_job_passes_and_nothing_is_written(url: str, store: ObjectStor
     assert listing(store) == before
 
 
-def test_a_missing_epoch_is_found_and_named(url: str, store: ObjectStore) -> None:
-    (record,) = (path for path in listing(store) if path.endswith("epochs/epoch-0000007.record"))
-    store.delete_many([record])
-    found = run(url)
-    assert found.exit_code == 3
-    assert "warning: damaged: words/main: missing between epochs that are present: 7" in (
-        found.stdout
-    )
-    assert "(epoch-gap). Next: " in found.stdout
-
-
-def test_a_newest_epoch_that_cannot_be_read_is_an_error(url: str, store: ObjectStore) -> None:
-    (record,) = (path for path in listing(store) if path.endswith("epochs/epoch-0000014.record"))
-    store.put(record, b"junk")
-    found = run(url)
-    assert found.exit_code == 3
-    assert "error: unreadable: words/main: " in found.stdout
-    assert "(newest-epoch-unreadable). Next: verify the job" in found.stdout
-
-
-def test_a_root_without_jobs_is_named(tmp_path: Path) -> None:
-    found = run(str(tmp_path))
-    assert "holds no jobs." in found.stdout
-
-
-def test_a_job_that_does_not_exist_is_named(url: str, store: ObjectStore) -> None:
-    found = run(url, "nothing")
-    assert found.exit_code == 1
-    assert "there is no such job [job=nothing" in found.stderr
-
-
 def test_limits_are_set_by_name(url: str, store: ObjectStore) -> None:
     found = run(url, "--limit", "epochs=3", "--limit", "future-hours=0.5")
     assert found.exit_code == 3
@@ -130,17 +91,6 @@ def test_a_wrong_limit_is_named_with_those_there_are(url: str, given: str, said:
 
 
 # ---- with a level --------------------------------------------------------------------------------
-
-
-def test_a_lost_file_is_found_and_named(url: str, fleet: ObjectStore) -> None:
-    lost = max(path for path in listing(fleet) if path.startswith("words/") and "table-" in path)
-    fleet.delete_many([lost])
-    found = run(url, "--level", "4")
-    assert found.exit_code == 3
-    assert f"error: not-restorable: {lost}: " in found.stdout
-    assert "(file-missing). Next: " in found.stdout
-    others = results(run(url, "others/main", "--level", "0", "--json"))
-    assert others["not-restorable"] == ["passed in part"]
 
 
 def test_the_budget_leaves_jobs_for_the_next_run_with_the_same_catalogue(

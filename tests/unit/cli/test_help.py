@@ -40,11 +40,6 @@ def test_the_example_of_a_command_parses(path: tuple[str, ...]) -> None:
         assert command == " ".join(path)
 
 
-def test_a_wrong_example_would_be_found() -> None:
-    with pytest.raises(click.UsageError):
-        parsed(["jobs", "--nope"])
-
-
 def test_options_that_several_commands_have_are_the_same_everywhere() -> None:
     helps: dict[str, set[str | None]] = {name: set() for name in ALLOWED_EVERYWHERE}
     for path in leaves(main):

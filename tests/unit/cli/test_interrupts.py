@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.cli.common import EXIT_CLOSED, EXIT_INTERRUPTED, if_interrupted
+from arroyo_dagster.cli.common import EXIT_CLOSED, EXIT_INTERRUPTED
 from arroyo_dagster.state.storage import open_store
 from tests.commands import leaves
 from tests.jobs import run_word_job
@@ -51,12 +51,6 @@ def test_a_command_that_writes_says_what_continues_it(tmp_path: Path) -> None:
     assert "call the same command again to complete it" in done.stderr
     assert read.stderr == "\ninterrupted: nothing was changed\n"
     assert done.exit_code == read.exit_code == EXIT_INTERRUPTED
-
-
-def test_a_command_may_say_more() -> None:
-    with click.Context(main) as context:
-        if_interrupted("the job may be down")
-        assert "the job may be down" in context.meta.values()
 
 
 def test_a_closed_pipe_is_silent(tmp_path: Path) -> None:

@@ -42,11 +42,6 @@ COMMANDS = (
     f"gc undelete main {QUARANTINE} --yes",
     "compact run main --policy full --yes",
 )
-PIPELINE = """
-from arroyo_dagster.state.storage import open_store
-from tests.jobs import word_job
-job = word_job(open_store({url!r}), **{options!r})
-"""
 
 
 @pytest.fixture
@@ -96,20 +91,6 @@ def test_a_command_waits_for_the_lease(
         found = run(store, command)
     assert found.exit_code == 0, found.output
     assert "nightly compaction" in found.stderr
-
-
-@pytest.fixture
-def running(store: MemoryStore, tmp_path: Path) -> str:
-    """The command that goes on with the job from an earlier epoch."""
-    file = tmp_path / "pipeline.py"
-    file.write_text(PIPELINE.format(url=store.url, options=JOB))
-    return f"run {file}:job --epochs 1 --from-epoch 7"
-
-
-def test_a_run_from_an_epoch_waits_for_the_lease(
-    running: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    test_a_command_waits_for_the_lease(running, store, monkeypatch)
 
 
 @pytest.fixture

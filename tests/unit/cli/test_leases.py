@@ -5,31 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.commands import document, run
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing
 
 ONE, TWO = protocol_job("p"), legacy_job("j")
 ME = f"{platform.node()}/{os.getpid()}"
 SOMETHING = StatePath("p/main/something")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Any:
-    yield f"memory://cli-leases-{tmp_path.name}"
-    configure(None)
 
 
 @pytest.fixture
@@ -40,16 +30,6 @@ def store(url: str, monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
         Written(found, paths).epochs(2)
     assert isinstance(found, MemoryStore)
     return found
-
-
-def run(url: str, *args: str) -> Result:
-    return CliRunner().invoke(cli.main, [*args, "--url", url], catch_exceptions=False)
-
-
-def document(url: str, *args: str) -> Any:
-    result = run(url, *args, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_leases_of_all_jobs_are_listed_and_nothing_is_written(url: str, store: MemoryStore) -> None:
@@ -89,7 +69,7 @@ def test_a_lease_that_is_held_is_broken_and_its_holder_stops(url: str, store: Me
         assert "its holder is alive" in dry.stdout
         assert "--yes" in dry.stdout
         held.put(SOMETHING, b"1")
-        done = document(url, "lease", "break", "main", "--yes")
+        done = json.loads(run(url, "lease", "break", "main", "--yes", "--json").stdout)
         assert done["done"]
         assert 0 <= done["age_seconds_by_the_store"] < 60
         with pytest.raises(ConflictError, match="was broken"):
@@ -134,11 +114,3 @@ def test_a_lease_that_does_not_decode_is_shown_and_broken(url: str, store: Memor
     assert run(url, "lease", "break", "j", "--kind", "writer", "--yes").exit_code == 0
     with lease(store, TWO, "next", LeaseOptions(directory=TWO.writers)) as found:
         assert found.lease.token == 3
-
-
-def test_a_holder_whose_clock_is_a_day_ahead_is_shown_by_the_store_s_time(
-    url: str, store: MemoryStore
-) -> None:
-    with lease(store, ONE, "gc", LeaseOptions(clock=lambda: wall_clock() + 86_400_000_000)):
-        (found,) = document(url, "sql", "@leases", "main")
-    assert 0 < found["expires_in_seconds"] <= 61

@@ -140,19 +140,3 @@ def test_the_list_of_commands_says_what_the_commands_say() -> None:
                 assert group.lazy[name].is_group == isinstance(command, click.Group)
                 assert group.lazy[name].help == command.get_short_help_str(limit=300)
     assert seen > 30
-
-
-def test_a_command_that_does_not_exist_is_none() -> None:
-    assert isinstance(main, LazyGroup)
-    assert main.get_command(click.Context(main), "nope") is None
-
-
-def test_completion_of_names_loads_no_command() -> None:
-    code = """
-import sys, click
-from arroyo_dagster.cli import main
-print([one.value for one in main.shell_complete(click.Context(main), "jo")])
-print("arroyo_dagster.cli.inspect" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "['jobs']\nFalse\n"

@@ -21,7 +21,6 @@ from tests.jobs import run_word_job
 URL = "memory://cli-private"
 PEOPLE = ("ann@example.com", "bob@example.com")
 KEEP = "row = counts()\nrow.email = record\nrow.n += 1\nrow.update()"
-CELLS = "counts().increment(1)"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,27 +60,6 @@ def test_options_the_environment_and_the_file_add_up(
     for given in ([], ["--private", "_timestamp"]):
         assert all(is_masked(row["word"]) for row in rows(*given))
     assert all(is_masked(row["_timestamp"]) for row in rows("--private", "_timestamp", env=env))
-
-
-@pytest.mark.parametrize(("named", "found"), [("word", "word"), ("wrod", "none")])
-def test_rows_says_which_of_its_columns_are_private(named: str, found: str) -> None:
-    shown = ("rows", "main", "keep", "rows", "--url", URL)
-    result = run(*shown, "--private", named)
-    assert result.stderr == f"private columns of this table: {found}\n"
-    assert run(*shown).stderr == ""
-
-
-def test_rows_with_equal_private_keys_can_be_matched_within_one_output() -> None:
-    plain, masked = rows("--limit", "0"), rows("--limit", "0", "--private", "word")
-    pairs = {(one["word"], other["word"]) for one, other in zip(plain, masked, strict=True)}
-    assert len({word for word, _ in pairs}) == len(pairs) == len({digest for _, digest in pairs})
-
-
-def test_a_wrong_pattern_is_refused_before_anything_is_printed() -> None:
-    result = run("rows", "main", "keep", "rows", "--private", "orders.", "--url", URL)
-    assert result.exit_code == 1
-    assert "empty part" in result.stderr
-    assert not result.stdout
 
 
 @pytest.mark.parametrize("typed", [True, False])
@@ -180,13 +158,6 @@ def test_masked_columns_keep_their_types_and_public_ones_their_values(
     assert "shape: (0," in run("sdf", "sql", file, *private[:4], "--url", url, stdin=shell).stdout
 
 
-def test_numbers_become_null_in_sql(people: tuple[Path, str]) -> None:
-    file, url = people
-    query = "select count(n), sum(n), count(*) from counts where n > 0 or n is null"
-    answer = run("sdf", "sql", file, query, "--private", "counts.n", "--json", "--url", url)
-    assert json.loads(answer.stdout)["rows"][0][::2] == [0, 2]
-
-
 def test_show_state_masks_rows_and_filters_see_no_value(people: tuple[Path, str]) -> None:
     file, url = people
     shown = ("sdf", "show", file, "build/counts", "--private", "build.counts.*")
@@ -198,12 +169,3 @@ def test_show_state_masks_rows_and_filters_see_no_value(people: tuple[Path, str]
         assert "private" not in run(*shown, *narrowed, "--url", url).stdout
     document = json.loads(run(*shown, "--json", "--url", url).stdout)
     assert not any(one in json.dumps(document) for one in PEOPLE)
-
-
-def test_the_tables_of_a_state_are_masked_by_the_same_names(people: tuple[Path, str]) -> None:
-    url = people[1]
-    table = ("rows", "build", "states", "counts", "--json", "--url", url)
-    assert any(one in run(*table).stdout for one in PEOPLE)
-    result = run(*table, "--private", "counts.email", "--private", "counts._key")
-    assert result.exit_code == 0
-    assert not any(one in result.output for one in PEOPLE)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main, rendering
-from arroyo_dagster.cli.rendering import print_beside_progress, show_progress
+from arroyo_dagster.cli.rendering import show_progress
 from arroyo_dagster.state.model.progress import Progress, ProgressUnit
 from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.jobs import run_word_job
@@ -53,28 +53,6 @@ def test_on_a_terminal_one_line_changes_and_is_removed_at_the_end(
     assert shown(monkeypatch, capsys, 0.9) == ""
     line = "\r\x1b[Kverified files: 50%, 2 of 4, 2 s left"
     assert shown(monkeypatch, capsys, 2.0) == f"{line}\r\x1b[K"
-
-
-def test_a_line_begins_with_the_name_of_what_is_worked_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = "shop/main: verified files: 50%, 2 of 4, 6 s left\n"
-    assert shown(monkeypatch, capsys, 6.0, name="shop/main") == line
-
-
-def test_a_line_beside_the_progress_takes_its_place(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_beside_progress("waiting")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    print_beside_progress("waiting")
-    assert capsys.readouterr().err == "waiting\n\r\x1b[Kwaiting\n"
-
-
-def test_with_json_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with show_progress(as_json=True) as on_progress:
-        on_progress(report(4, 60.0))
-    assert capsys.readouterr().err == ""
 
 
 # ---- which commands report it --------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.state.codec.maintenance_records import (
-    decode_window_record,
-    encode_window_record,
-)
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.storage import MemoryStore, configure
-from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, window_config
+from tests.arroyo_jobs import ArroyoJob, content
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.jobs import listing
 from tests.journeys.test_rewriting import begun
-
-WINDOW = window_config(EVENTS, ["k"], retention=600)
 
 
 @pytest.fixture
@@ -77,26 +69,6 @@ def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None
     assert "the original metadata was restored" in run(job, "undo", *said, "--yes").stdout
     assert "nothing to undo" in run(job, "undo", *said, "--yes").stdout
     assert content(job.store, job.paths) == before
-
-
-def test_a_running_job_is_only_forecast(job: ArroyoJob) -> None:
-    said = ("job_x", "--assume", "job_x=running", "--policy", "full")
-    shown = run(job, "run", *said)
-    assert "not now: the job runs" in shown.stdout
-    refused = run(job, "run", *said, "--yes")
-    assert refused.exit_code == 1
-    assert "compact window" in refused.stderr
-
-
-def test_the_json_of_a_plan_names_every_input(job: ArroyoJob) -> None:
-    said = ("job_x", "--assume", "job_x=stopped", "--policy", "full", "--json")
-    plan = json.loads(run(job, "run", *said).stdout)["plan"]
-    for table in plan["tables"]:
-        assert table["parts"]
-        for one in table["inputs"]:
-            assert one["size_bytes"] > 0
-            assert one["etag"]
-            assert one["file"]["path"] in listing(job.store)
 
 
 def test_the_documented_commands_show_their_plan(job: ArroyoJob, model: ModelArroyo) -> None:
@@ -216,20 +188,6 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
     assert model.state == "Running"
 
 
-def test_the_downtime_of_a_killed_window_counts_from_its_beginning(
-    job: ArroyoJob, model: ModelArroyo
-) -> None:
-    with arroyo(model, Faults(at=14, until=10**9)) as server:
-        window(job, server.url, "--now", "--yes", "--limit", "start_seconds=0.3")
-    record = decode_window_record(job.store.read(job.paths.window), job.paths.window)
-    assert isinstance(record, WindowRecord)
-    opened = replace(record, opened_at_micros=record.opened_at_micros - 600 * SECOND)
-    job.store.put(job.paths.window, encode_window_record(opened))
-    with arroyo(model) as server:
-        done = window(job, server.url, "--now", "--yes", "--json")
-    assert 600 <= json.loads(done.stdout)["downtime_seconds"] < 700
-
-
 # ---- waiting, and what is left -------------------------------------------------------------------
 
 
@@ -242,14 +200,3 @@ def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: Arro
     assert done.exit_code == 0, done.stderr
     assert done.stdout.count("17 files became 5") == 2
     assert done.stderr.count("Arroyo's cleanup has finished (--quiet)") == 1
-
-
-def test_a_run_sums_up_what_is_left_and_a_plan_names_each_table(job: ArroyoJob) -> None:
-    said = ("job_x", "--assume", "job_x=stopped")
-    planned = run(job, "plan", *said)
-    assert "\nskipped: " in planned.stdout
-    for more in ((), ("--yes", "--quiet", "0")):
-        done = run(job, "run", *said, *more)
-        assert "skipped: " not in done.stdout
-        assert done.stdout.count("skipped (") == 1
-        assert "`arroyo-state compact plan job_x` lists them" in done.stdout

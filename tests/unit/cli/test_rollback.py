@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.storage import configure
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.commands import run
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {"rows": 40, "rows_per_epoch": 2, "sinks": 0, "keep_epochs": None}
 CODE = f"""
 from arroyo_dagster.state.storage.remote.open import open_store
+from tests.commands import run
 from tests.jobs import word_job
 
 def pipeline():
@@ -27,20 +26,10 @@ def pipeline():
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Any:
-    yield f"memory://cli-rollback-{tmp_path.name}"
-    configure(None)
-
-
-@pytest.fixture
 def store(url: str) -> ObjectStore:
     found = open_store(url)
     run_word_job(found, **JOB, max_epochs=6)
     return found
-
-
-def run(url: str, *args: str) -> Result:
-    return CliRunner().invoke(cli.main, [*args, "--url", url], catch_exceptions=False)
 
 
 def newest(store: ObjectStore) -> int:
@@ -69,17 +58,6 @@ def test_without_an_epoch_the_restorable_ones_are_listed(url: str, store: Object
     listed = json.loads(run(url, "rollback", "main", "--json").stdout)
     assert listed["restorable_epochs"] == [1, 2, 3, 4, 5]
     assert run(url, "rollback", "main", "--yes").exit_code == 2
-
-
-@pytest.mark.parametrize("epoch", ["6", "99"])
-def test_an_epoch_that_cannot_be_chosen_is_refused_with_those_that_can(
-    url: str, store: ObjectStore, epoch: str
-) -> None:
-    before = listing(store)
-    refused = run(url, "rollback", "main", epoch, "--yes")
-    assert refused.exit_code == 1
-    assert "restorable_epochs=1-5" in refused.stderr
-    assert listing(store) == before
 
 
 def test_run_from_epoch_goes_back_once_and_runs_on(

@@ -8,7 +8,6 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
-from arroyo_dagster.dataflow.definition.json_schema import json_schema
 from tests.definitions import KEYED, dataflow
 
 DATA = Path(__file__).parents[1] / "dataflow" / "definition" / "data"
@@ -53,12 +52,6 @@ def test_a_wrong_file_ends_with_3_and_names_every_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_not_there_ends_with_1() -> None:
-    result = run("check", "nowhere.yaml", "--json")
-    assert result.exit_code == 1
-    assert json.loads(result.stderr)["error"]["type"] == "NotFoundError"
-
-
 def test_options_let_extensions_and_old_versions_through(tmp_path: Path) -> None:
     file = tmp_path / "dataflow.yaml"
     file.write_text(dataflow(f"{{s: {KEYED.replace('u32', 'f64')}}}", root="odd: 1"))
@@ -69,11 +62,6 @@ def test_options_let_extensions_and_old_versions_through(tmp_path: Path) -> None
     file.write_text(file.read_text().replace("0.6.0", "0.3.0").replace("f64", "u32"))
     assert run("check", str(file)).exit_code == 3
     assert run("check", str(file), "--accept", "legacy").exit_code == 0
-
-
-def test_the_schema_is_printed() -> None:
-    result = run("schema", "sdf-package")
-    assert json.loads(result.stdout) == json_schema("sdf-package")
 
 
 # ---- several files, and functions without a body -------------------------------------------------
@@ -99,13 +87,6 @@ def test_files_folders_and_patterns_are_checked_in_one_process() -> None:
     documents = json.loads(checked(MISTAKES / "type-*.yaml", "--json").output)["files"]
     assert len(documents) == len(list(MISTAKES.glob("type-*.yaml")))
     assert not any(one["valid"] for one in documents)
-
-
-def test_a_folder_without_definitions_is_not_taken_for_checked(tmp_path: Path) -> None:
-    for argument in (tmp_path, tmp_path / "*.yaml"):
-        result = checked(argument)
-        assert result.exit_code == 1
-        assert "there is no definition" in result.output
 
 
 UNBOUND = """apiVersion: 0.6.0

@@ -41,16 +41,6 @@ def test_what_is_generated_passes_check_and_test(
     assert list(validator.iter_errors(wrong))
 
 
-def test_a_generated_dataflow_runs(tmp_path: Path) -> None:
-    run("generate", "dataflow", "words", "--folder", tmp_path)
-    (tmp_path / "in.txt").write_text("to be\nor not to be\n")
-    flow, url = tmp_path / "dataflow.yaml", tmp_path / "state"
-    source = f"sentences=jsonl:{tmp_path / 'in.txt'}"
-    assert run("run", flow, "--source", source, "--url", url).exit_code == 0
-    shown = run("show", flow, "count-words/hits", "--key", "be", "--url", url).stdout
-    assert shown.split()[-3:] == ["be", "*", "2"]
-
-
 @pytest.mark.parametrize("kind", FILES)
 def test_no_file_is_overwritten(kind: str, tmp_path: Path) -> None:
     file = tmp_path / FILES[kind]
@@ -65,12 +55,6 @@ def test_no_file_is_overwritten(kind: str, tmp_path: Path) -> None:
     result = run("generate", kind, "words", "--folder", tmp_path)
     assert (result.exit_code, str(schema) in result.stderr) == (1, True)
     assert (schema.read_text(), file.exists()) == ("mine", False)
-
-
-def test_another_file_with_the_same_schema_may_lie_beside_it(tmp_path: Path) -> None:
-    assert run("generate", "dataflow", "a", "--folder", tmp_path).exit_code == 0
-    (tmp_path / "dataflow.yaml").rename(tmp_path / "a.yaml")
-    assert run("generate", "dataflow", "b", "--folder", tmp_path).exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../a", "A", "a: b", "a--b", "-a", "a\n"])

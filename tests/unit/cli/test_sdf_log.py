@@ -103,31 +103,6 @@ def test_an_epoch_that_is_not_published_leaves_none(flow: Path) -> None:
     assert len(logged(flow)) == 2
 
 
-def test_every_subtask_keeps_its_own(flow: Path) -> None:
-    text = FLOW.partition("  again:")[0]
-    flow.write_text(
-        text
-        + """\
-    states:
-      hits: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
-    partition:
-      assign-key: {run: "def by(line): return line"}
-      update-state:
-        run: |
-          def count(line):
-              hits().increment(1 if line in ("2", "4") else -1)
-"""
-    )
-    lines = [str(number) for number in range(0, 60, 2)]
-    assert processed(flow, *lines, flags=("--parallelism", "3")) == 4
-    found = logged(flow, "--last", 100)
-    assert {one["step"] for one in found} == {"count"}
-    assert len(found) == len(lines) - 2
-    assert {one["line"] for one in found} == {len(flow.read_text().split("\n")) - 1}
-    assert processed(flow, "2", "62", flags=("--parallelism", "1")) == 4
-    assert len(logged(flow, "--last", 100)) in (len(lines) - 2, len(lines) - 1)
-
-
 def test_messages_of_functions_are_kept_with_their_epoch(flow: Path) -> None:
     says = "from arroyo_dagster.sdf import log_message\n          # Numbers only."
     text = FLOW.partition("  again:")[0].replace("# Numbers only.", says)
@@ -145,28 +120,3 @@ def test_messages_of_functions_are_kept_with_their_epoch(flow: Path) -> None:
     assert processed(flow, "1", "y", flags=("--on-error", "fail")) == 1
     again = [one for one in logged(flow, "--last", 100) if one["message"] is not None]
     assert again == messages  # nothing of an epoch that was not published
-
-
-def test_a_state_may_be_named_as_the_log_is(flow: Path) -> None:
-    flow.write_text(
-        FLOW.partition("  again:")[0]
-        + """\
-    states:
-      failures: {type: keyed-state, properties: {key: {type: string}, value: {type: u32}}}
-    partition:
-      assign-key: {run: "def by(line): return line"}
-      update-state: {run: "def count(line): failures().increment(1 if line != '4' else -1)"}
-"""
-    )
-    assert processed(flow, "2", "4") == 4
-    assert [one["step"] for one in logged(flow)] == ["count"]
-    rows = run("show", flow, "check/failures", "--url", flow.parent / "state").stdout
-    assert rows.split()[-3:] == ["2", "*", "1"]
-
-
-def test_an_unknown_service_is_told(flow: Path) -> None:
-    result = run("log", flow, "--service", "chek", "--url", flow.parent / "state")
-    assert (result.exit_code, "no service `chek`" in result.stderr) == (1, True)
-    result = run("log", flow, "--url", flow.parent / "state")
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert "no record has failed" in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -127,27 +126,6 @@ def test_wrong_commands_are_told_and_the_run_goes_on(
         "unexpected extra argument",
     ):
         assert said in result.stderr
-
-
-def test_states_can_be_read_after_all_sources_have_ended(
-    tmp_path: Path, started: Callable[..., Result]
-) -> None:
-    result = started(
-        counted(tmp_path / "state", "rain", 1),
-        lambda: time.sleep(0.5),
-        "select count(*) as n from word_stats",
-        "exit",
-        follow=False,
-        flags=("--json",),
-    )
-    lines, at = [], 0
-    decoder = json.JSONDecoder()
-    while at < len(result.stdout.rstrip()):
-        found, at = decoder.raw_decode(result.stdout, at)
-        lines.append(found)
-        at += len(result.stdout[at:]) - len(result.stdout[at:].lstrip())
-    assert lines[0]["rows"] == [[4]]
-    assert (lines[1]["ended"], result.exit_code) == (True, 0)
 
 
 def test_private_columns_are_masked(tmp_path: Path, started: Callable[..., Result]) -> None:

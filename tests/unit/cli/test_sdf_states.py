@@ -55,19 +55,6 @@ def test_a_run_prints_records_to_stdout_and_what_it_did_to_stderr(tmp_path: Path
     assert "split 0, count-words 0, look-up 0" in again.stderr
 
 
-def test_a_run_as_json(tmp_path: Path) -> None:
-    sinks = ("--sink", f"answers=jsonl:{tmp_path}/answers.jsonl")
-    document = json.loads(started(WORDS, tmp_path / "state", *sinks, "--json").stdout)
-    assert document["ended"] is True
-    assert document["epochs"]["split"] == 1
-    assert document["metrics"]["count-words/words"] == {
-        "failed": 0,
-        "last_error_offset": -1,
-        "succeeded": 39,
-    }
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
-
-
 def test_show_state_lists_every_namespace(words: tuple[Path, Path]) -> None:
     shown = run("show", words[0], "--url", words[1]).stdout.splitlines()
     assert shown[0] == " Namespace                       Keys  Type"
@@ -159,30 +146,6 @@ def test_sql_mode_takes_a_query_a_line(words: tuple[Path, Path]) -> None:
     assert "E46" in result.stderr
 
 
-def test_windows_are_shown_open_and_closed(tmp_path: Path) -> None:
-    started(TEMPERATURE, tmp_path)
-    file, at = TEMPERATURE / "dataflow.yaml", ("--url", tmp_path)
-    shown = run("show", file, "ten-minutes/means/state", *at).stdout.splitlines()
-    assert shown[0].split() == ["Key", "Window", "readings", "total"]
-    assert [line.split() for line in shown[1:]] == [
-        ["attic", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "15.5"],
-        ["hall", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "19.25"],
-        ["study", "2026-03-02T08:10:00Z:2026-03-02T08:20:00Z", "1", "21.5"],
-        ["kitchen", "2026-03-02T08:20:00Z:2026-03-02T08:30:00Z", "1", "20"],
-    ]
-    mark = run("show", file, "ten-minutes/means/watermark", *at).stdout
-    assert mark.splitlines()[1] == " default  *       2026-03-02T08:21:40.000Z"
-    closed = run("sql", file, "select count(*) as rooms from means", *at, "--json").stdout
-    assert json.loads(closed)["rows"] == [[3]]
-
-
-def test_open_windows_are_closed_when_asked(tmp_path: Path) -> None:
-    lines = started(TEMPERATURE, tmp_path, "--flush-open").stdout.splitlines()
-    until = [json.loads(line).get("until") for line in lines]
-    assert until[-3:] == [f"2026-03-02T08:{at}:00+00:00" for at in (10, 20, 30)]
-    assert json.loads(lines[0]) == {"floor": 0, "sensors": 2, "mean": 19.62, "warmest": "kitchen"}
-
-
 def test_a_run_that_nothing_is_bound_for_names_every_topic(tmp_path: Path) -> None:
     result = run("run", WORDS / "dataflow.yaml", "--url", tmp_path)
     assert result.exit_code == 1
@@ -205,12 +168,6 @@ def test_a_flag_that_is_none_is_told(tmp_path: Path, flags: list[str], said: str
     result = run("run", WORDS / "dataflow.yaml", "--url", tmp_path, *flags)
     assert result.exit_code == 1
     assert re.search(said, result.stderr, re.IGNORECASE)
-
-
-def test_a_package_is_not_run(tmp_path: Path) -> None:
-    result = run("run", EXAMPLES / "packages" / "text" / "sdf-package.yaml", "--url", tmp_path)
-    assert result.exit_code == 1
-    assert "a dataflow, found a package, which has no services" in result.stderr
 
 
 def test_failing_records_are_counted_or_end_the_run(tmp_path: Path) -> None:
@@ -295,23 +252,6 @@ def test_a_run_that_would_consume_all_in_vain_ends_with_1(tmp_path: Path) -> Non
     sink = ("--sink", f"answers=jsonl:{tmp_path}/out.txt")
     assert run("run", *common, *sink, "-e", "refused=").exit_code == 0
     assert (tmp_path / "out.txt").read_text() == "A\nB\n"
-
-
-def test_records_between_services_are_kept_by_what_maintains_their_jobs(
-    words: tuple[Path, Path],
-) -> None:
-    kept = [one for one in words[1].rglob("*.parquet") if "topics/words" in str(one)]
-    assert len(kept) == 1
-    for args in (
-        ["gc", "plan", "orphans", "examples.words/split", "--older-than", "2h"],
-        ["gc", "plan", "expire", "examples.words/count-words", "--keep", "2"],
-        ["verify", "examples.words/count-words"],
-        ["compact", "plan", "examples.words/count-words"],
-        ["rows", "examples.words/count-words", "states", "word-stats", "--limit", "3"],
-    ):
-        result = CliRunner().invoke(cli.main, [*args, "--url", str(words[1])])
-        assert result.exit_code == 0, result.output
-        assert "topics/words" not in result.output
 
 
 def test_a_service_behind_another_consumes_nothing_in_vain(tmp_path: Path) -> None:

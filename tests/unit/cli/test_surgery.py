@@ -83,14 +83,6 @@ def test_the_outcome_is_one_json_document(job: SurgeryJob) -> None:
     assert "already edited by these relative positions" in again.stderr
 
 
-def test_the_plan_lists_a_watermark_and_entries_before_and_after(job: SurgeryJob) -> None:
-    shown = run(job, "watermark", *SAID, "1970-01-02T03:48:00Z").stdout
-    assert "watermark of window_3: 1970-01-02T03:47:40" in shown
-    assert "a restore loads 13 of 15 rows" in shown
-    shown = run(job, "set", *SAID, "source_kafka_1", "k", "4", '{"partition": 4, "offset": 5}')
-    assert '"offset": 3000} becomes {"partition": 4, "offset": 5}' in shown.stdout
-
-
 def test_a_job_is_forked_here_and_from_another_url(job: SurgeryJob, tmp_path: Path) -> None:
     source = surgery_job(Layout.PROTOCOL, epochs=5, name="job_a")
     disk = open_store(f"file://{tmp_path}")
@@ -254,24 +246,6 @@ def test_the_documented_commands_show_their_plan(
 # ---- in a window ---------------------------------------------------------------------------------
 
 
-def test_a_running_job_is_edited_in_a_window(
-    job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
-    model = ModelArroyo(job, seconds_a_request=2.0)
-    with arroyo(model) as server:
-        window = ("delete-key", "job_x", "k1", "--window", "--arroyo-api", server.url)
-        shown = run(job, *window)
-        assert "--yes stops the job, executes the plan at the epoch then" in shown.stdout
-        assert model.log == []
-        done = run(job, *window, "--yes")
-    assert done.exit_code == 0, done.output
-    assert "job_x: rewritten, runs again; delete-key done at epoch 4; down for" in done.stdout
-    assert "requested Arroyo to stop the job" in done.stderr
-    assert model.state == "Running"
-    assert all(row[0] != "k1" for rows in held_rows(job.store, job.paths).values() for row in rows)
-
-
 def test_the_documented_windows_are_carried_out(
     job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,24 +259,6 @@ def test_the_documented_windows_are_carried_out(
             words[words.index("--arroyo-api") + 1] = server.url
             done = CliRunner().invoke(cli.main, [*words, "--url", job.store.url])
         assert "job_x: rewritten, runs again" in done.stdout, done.output
-
-
-def test_a_window_that_fails_says_so_and_the_job_runs(
-    job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
-    model = ModelArroyo(job, seconds_a_request=2.0, fails={"CheckpointStopping"})
-    with arroyo(model) as server:
-        found = run(
-            *(job, "retain", "job_x", "1970-01-02T03:47:20Z", "--window", "--arroyo-api"),
-            *(server.url, "--yes", "--json"),
-        )
-    document = json.loads(found.stdout)
-    assert found.exit_code == 1
-    assert (document["end"], document["started"]) == ("state as it was, runs again", True)
-    assert "did not stop, its status is Failed" in document["problem"]
-    assert document["edit"] is None
-    assert model.state == "Running"
 
 
 @pytest.mark.parametrize(

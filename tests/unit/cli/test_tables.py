@@ -61,17 +61,6 @@ def in_order(text: str, lines: Sequence[str]) -> bool:
     return not text
 
 
-def test_a_wide_terminal_shows_one_line_per_row() -> None:
-    assert len(list(format_table(COLUMNS, LINES, 200))) == 2 + len(LINES)
-
-
-def test_a_narrow_terminal_shows_records() -> None:
-    shown = list(format_table(COLUMNS, LINES, 60))
-    assert shown[0] == "operator   Aggregate[sum]_3_tumbling-window-of-ten-seconds"
-    assert shown[1] == "subtasks   16"
-    assert shown[len(COLUMNS)] == ""
-
-
 def test_long_texts_continue_below_and_numbers_stay_whole() -> None:
     shown = list(format_table(("job", "rows"), [["a" * 30, 1_234_567]], 30))
     assert shown == [

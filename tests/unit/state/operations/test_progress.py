@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from arroyo_dagster.state import Progress
-from arroyo_dagster.state.model.progress import ProgressUnit, no_progress
-from arroyo_dagster.state.operations.progress import counter, heartbeat, timed
+from arroyo_dagster.state.model.progress import no_progress
+from arroyo_dagster.state.operations.progress import heartbeat, timed
 
 
 def progress(done: int, total: int | None = None, seconds: float = 0.0) -> Progress:
@@ -33,12 +33,6 @@ def test_the_last_report_is_repeated_until_the_work_ends() -> None:
     assert len(reports) == after
 
 
-def test_without_a_callback_no_thread_is_started() -> None:
-    with heartbeat(no_progress) as on_progress:
-        on_progress(progress(1))
-        assert not any(one.name == "arroyo-progress" for one in threading.enumerate())
-
-
 def test_reports_carry_the_seconds_since_the_operation_began() -> None:
     reports: list[Progress] = []
     times = iter([100.0, 103.0, 109.0])
@@ -56,18 +50,3 @@ def test_the_remaining_time_is_unknown_until_the_speed_predicts_it() -> None:
     assert progress(2, 100, 5.0).seconds_left == 245.0
     assert progress(0, 0).share == 1.0
     assert progress(0, 0).seconds_left == 0.0
-
-
-def test_a_counter_reports_each_part_with_the_total() -> None:
-    reports: list[Progress] = []
-    count = counter(reports.append, "read footers", 3, ProgressUnit.FILES)
-    threads = [threading.Thread(target=count) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(one.done, one.total, one.unit) for one in reports] == [
-        (done, 3, ProgressUnit.FILES) for done in (1, 2, 3)
-    ]
-    assert reports[-1].seconds >= reports[0].seconds >= 0
-    counter(no_progress, "read footers", 3)()

@@ -104,12 +104,6 @@ def test_the_hash_of_a_public_key_stays() -> None:
     assert mask("email").row(row, keys=["id"]) == {"id": 7, "email": PRIVATE, "_key_hash": 17}
 
 
-def test_without_patterns_nothing_changes() -> None:
-    row = {"email": "ann@example.com", "_key_hash": 17}
-    assert not mask()
-    assert mask().row(row, keys=["email"]) == row
-
-
 def test_the_salt_is_never_printed() -> None:
     private = PrivateColumns.of(["email"])
     assert private.salt.hex() not in repr(private)

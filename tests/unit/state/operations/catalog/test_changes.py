@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,10 +18,9 @@ from arroyo_dagster.state.operations.catalog.changes import (
     poll_fleet,
 )
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected, open_store
+from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.compat.arroyo import ARCHIVES, description, unpack
 from tests.fleets import Written, legacy_job, protocol_job
 
 ONE = protocol_job("words")
@@ -49,42 +47,6 @@ def polled(
 
 
 # ---- what is told --------------------------------------------------------------------------------
-
-
-@BOTH
-def test_of_a_job_seen_first_only_the_newest_epoch_is_news(paths: JobPaths) -> None:
-    store = MemoryStore()
-    Written(store, paths).epochs(5)
-    news = polled(store)
-    assert told(news) == {paths.root: [5]}
-    assert news.jobs[0].appeared
-    assert news.jobs[0].before is None
-
-
-@BOTH
-def test_new_epochs_are_told_once_oldest_first(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.epochs(3)
-    news = polled(store, cursor)
-    assert told(news) == {paths.root: [3, 4, 5]}
-    assert [one.epoch for one in [news.jobs[0].before] if one] == [2]
-    assert told(polled(store, news.cursor)) == {}
-
-
-@BOTH
-def test_of_many_new_epochs_the_newest_are_told_and_the_others_counted(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(1)
-    cursor = polled(store).cursor
-    job.epochs(40)
-    news = polled(store, cursor, newest=4)
-    assert told(news) == {paths.root: [38, 39, 40, 41]}
-    assert news.jobs[0].passed_over == 36
-    assert told(polled(store, news.cursor)) == {}
 
 
 def test_epochs_that_expired_before_anyone_looked_hide_none_that_are_there() -> None:
@@ -272,19 +234,6 @@ def test_an_unreadable_newest_epoch_is_told_once(paths: JobPaths) -> None:
     assert polled(store, news.cursor).jobs == ()
 
 
-def test_an_unreadable_job_does_not_stop_the_others() -> None:
-    store = MemoryStore()
-    broken = protocol_job("broken")
-    Written(store, broken).epochs(1)
-    store.put(broken.current_generation, b"{")
-    Written(store, ONE).epochs(1)
-    news = polled(store)
-    assert told(news) == {broken.root: [], ONE.root: [1]}
-    assert len(news.jobs[0].problems) == 1
-    assert news.cursor.positions.keys() == {ONE}
-    assert told(polled(store, news.cursor)) == {broken.root: []}  # told as long as it lasts
-
-
 class Failing(Wrapper):
     """A store some of whose listings and reads fail, as a store does that is half down."""
 
@@ -386,14 +335,6 @@ def test_a_root_that_is_missing_empty_or_no_root_at_all_says_so() -> None:
         polled(store)
 
 
-def test_only_jobs_of_the_layout_asked_for_are_looked_at() -> None:
-    store = MemoryStore()
-    Written(store, ONE).epochs(1)
-    Written(store, OLD).epochs(1)
-    assert told(polled(store, layout=Layout.LEGACY)) == {OLD.root: [1]}
-    assert told(polled(store, layout=Layout.PROTOCOL)) == {ONE.root: [1]}
-
-
 # ---- deadline and cost ---------------------------------------------------------------------------
 
 
@@ -441,35 +382,6 @@ def test_a_deadline_that_has_passed_changes_nothing() -> None:
     assert told(polled(store, news.cursor)) == {ONE.root: [2]}
 
 
-@pytest.mark.parametrize(
-    ("layout", "directories"), [("protocol", 100), ("legacy", 100), ("one pipeline", 1)]
-)
-def test_a_quiet_poll_costs_two_small_requests_a_job_and_few_listings(
-    layout: str, directories: int
-) -> None:
-    store = MemoryStore()
-    for at in range(100):
-        paths = {
-            "protocol": protocol_job(f"p{at:03}"),
-            "legacy": legacy_job(f"job{at:03}"),
-            "one pipeline": protocol_job("all", f"job{at:03}"),
-        }[layout]
-        job = Written(store, paths, files=False)
-        job.skip(8)
-        job.epochs(2)
-    counting = Counting(store)
-    cursor = polled(counting).cursor
-    for sweep, listed in ((20, -(-directories // 20)), (1, directories)):
-        counting.calls.clear()
-        news = polled(counting, cursor, sweep=sweep)
-        assert (news.jobs, news.cursor.positions) == ((), cursor.positions)
-        assert counting.calls["list"] == 0
-        assert counting.calls["list_dir"] == 1 + listed
-        # Of a job of the legacy layout that was listed nothing else is read.
-        expected = 2 * (100 - listed) if layout == "legacy" else 200
-        assert counting.calls["read"] + counting.calls["head"] == expected
-
-
 @pytest.mark.parametrize("layout", Layout)
 def test_each_directory_is_listed_in_its_turn(layout: Layout) -> None:
     store = MemoryStore()
@@ -497,21 +409,6 @@ def test_each_directory_is_listed_in_its_turn(layout: Layout) -> None:
     assert max(map(len, found)) == 3
 
 
-def test_a_directory_that_cannot_be_listed_stops_no_turn_of_others() -> None:
-    store = MemoryStore()
-    for at in range(4):
-        Written(store, protocol_job(f"p{at}")).epochs(1)
-    cursor = polled(store, sweep=4).cursor
-    failing = Failing(store, "p1")
-    turns: list[str | None] = []
-    for _ in range(4):
-        news = polled(failing, cursor, sweep=4)
-        cursor = news.cursor
-        turns.append(cursor.listed_to)
-        assert news.vanished == ()
-    assert sorted(map(str, turns)) == ["p0", "p1", "p2", "p3"]
-
-
 @BOTH
 def test_epochs_beyond_an_expired_one_are_found_without_a_turn(paths: JobPaths) -> None:
     store = MemoryStore()
@@ -528,116 +425,3 @@ def test_epochs_beyond_an_expired_one_are_found_without_a_turn(paths: JobPaths) 
             below = paths.checkpoint(Epoch(epoch))
             store.delete_many([info.path for info in store.list(below)])
     assert told(polled(store, cursor, sweep=99)) == {paths.root: [21, 22]}
-
-
-def test_jobs_left_for_the_next_poll_are_not_listed_again() -> None:
-    store = MemoryStore()
-    for at in range(40):
-        Written(store, protocol_job(f"p{at:02}"), files=False).epochs(1)
-    counting = Counting(store)
-    news = polled(counting, most=10, sweep=20)
-    assert (len(told(news)), news.left, len(news.cursor.unread)) == (10, 30, 30)
-    assert counting.calls["list_dir"] == 1 + 40 + 40
-    counting.calls.clear()
-    news = polled(counting, news.cursor, most=100, sweep=20)
-    assert (len(told(news)), news.left, news.cursor.unread) == (30, 0, frozenset())
-    assert counting.calls["list_dir"] == 1
-    counting.calls.clear()
-    listed_to = [polled(counting, news.cursor, sweep=20).cursor.listed_to]
-    assert counting.calls["list_dir"] == 1 + 2
-    assert listed_to == ["p01"]
-
-
-def test_what_is_new_costs_what_is_new() -> None:
-    store = MemoryStore()
-    jobs = [Written(store, protocol_job(f"p{at}"), files=False) for at in range(10)]
-    for job in jobs:
-        job.skip(48)
-        job.epochs(2)
-    counting = Counting(store)
-    cursor = polled(counting).cursor
-    counting.calls.clear()
-    cursor = polled(counting, cursor).cursor
-    idle = counting.calls.copy()
-    jobs[3].epochs(1)
-    counting.calls.clear()
-    assert told(polled(counting, cursor)) == {"p3/main": [51]}
-    assert counting.calls["list_dir"] == idle["list_dir"]
-    assert sum(counting.calls.values()) - sum(idle.values()) <= 5
-
-
-@pytest.mark.parametrize(
-    "job_of", [lambda at: protocol_job(f"p{at:03}"), lambda at: legacy_job(f"j{at:03}")]
-)
-def test_a_first_look_at_many_jobs_reads_no_metadata_twice(job_of) -> None:  # type: ignore[no-untyped-def]
-    store = MemoryStore()
-    jobs = [Written(store, job_of(at), files=False) for at in range(100)]
-    for job in jobs:
-        job.epochs(3)
-    reads = Reads(store)
-    positions: list[str] = []
-    cursor = FleetCursor()
-    for _ in range(5):
-        news = polled(reads, cursor, most=30)
-        positions.extend(told(news))
-        assert len(news.jobs) <= 30
-        cursor = news.cursor
-    assert sorted(positions) == [job.paths.root for job in jobs]
-    assert news.left == 0
-    again = [
-        path
-        for path, times in reads.of.items()
-        if "operator" in path or "manifest.pb" in path
-        if times > 1
-    ]
-    assert again == []
-    older = [path for path in reads.of if "checkpoint-0000002" in path]
-    assert older == []
-
-
-class Reads(Wrapper):
-    """How often each object was read."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        super().__init__(store)
-        self.of: Counter[str] = Counter()
-
-    def read(self, path: StatePath) -> bytes:
-        self.of[path] += 1
-        return super().read(path)
-
-
-def test_no_data_file_is_ever_listed() -> None:
-    class NoData(Wrapper):
-        def list_dir(self, prefix: str = "") -> Listing:
-            listing = super().list_dir(prefix)
-            assert not [one for one in listing.objects if one.path.name.startswith("table-")]
-            return listing
-
-        def list(self, prefix: str = "", *, start_after: str | None = None):  # type: ignore[no-untyped-def]
-            for info in super().list(prefix, start_after=start_after):
-                assert not info.path.name.startswith("table-")
-                yield info
-
-    store = MemoryStore()
-    first, second = Written(store, ONE), Written(store, OLD)
-    cursor = FleetCursor()
-    for _ in range(3):
-        first.epochs(2)
-        second.epochs(2)
-        news = polled(NoData(store), cursor)
-        assert len(news.jobs) == 2
-        cursor = news.cursor
-
-
-# ---- a real Arroyo -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("archive", ARCHIVES)
-def test_jobs_of_a_real_arroyo_are_told_by_their_newest_epoch(archive: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    store = open_store(unpack(archive, tmp_path))
-    news = polled(store)
-    assert told(news).keys() == description(archive).keys()
-    assert all(len(epochs) == 1 for epochs in told(news).values())
-    assert not any(job.problems for job in news.jobs)
-    assert polled(store, news.cursor).jobs == ()

@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import InputError, StorageError
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import JobId, PipelineId
-from arroyo_dagster.state.model.job_facts import Absence, JobCondition, SourceAnswer
+from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import (
     AssumedJobs,
-    JobDirectory,
     open_directory,
     read_assumed,
 )
 from tests.compat.arroyo import DATA
-from tests.loopback import Reply, replaying, serving
+from tests.loopback import replaying, serving
 
 JOINS = JobPaths(JobId("job_d14OMmRXhf"))
 OTHER = JobPaths(JobId("main"), PipelineId("words"))
-
-
-class Broken:
-    source = "broken"
-
-    def look_up(self, jobs: Sequence[JobPaths], *, checkpoints: bool = False) -> list[SourceAnswer]:
-        raise StorageError("the server did not answer: refused", url="http://x")
-
-
-def test_a_source_that_fails_is_a_problem_of_many_and_an_error_of_one() -> None:
-    directory = JobDirectory([Broken(), AssumedJobs({"main": "stopped"})])
-    first, second = directory.look_up([JOINS, OTHER])
-    assert (first.facts.condition, len(first.problems)) == (JobCondition.UNKNOWN, 1)
-    assert (second.facts.condition, len(second.problems)) == (JobCondition.STOPPED, 1)
-    with pytest.raises(StorageError, match="refused"):
-        directory.find(JOINS)
-    assert directory.find(OTHER).facts.condition is JobCondition.STOPPED
-
-
-def test_a_job_nobody_knows_is_unknown_and_no_error() -> None:
-    with serving(replaying("legacy-stopped")) as server:
-        directory = open_directory(
-            api=server.url, database=str(DATA / "state-legacy.sqlite"), assumed={"other": "stopped"}
-        )
-        answer = directory.find(OTHER)
-    assert answer.facts.condition is JobCondition.UNKNOWN
-    assert [word.absence for word in answer.answers] == [
-        Absence.NO_PIPELINE,
-        Absence.NO_PIPELINE,
-        Absence.UNSAID,
-    ]
 
 
 def test_the_server_outranks_its_database_which_outranks_the_user() -> None:
@@ -76,23 +43,6 @@ def test_the_server_outranks_its_database_which_outranks_the_user() -> None:
         "run_id": 3,
         "newest_ready_epoch": 3,
     }
-
-
-@pytest.mark.parametrize("reply", [Reply(401, {}), Reply(500, {}), Reply(body=b"<html>")])
-def test_a_server_that_lets_nobody_in_leaves_every_job_unknown(reply: Reply) -> None:
-    with serving(lambda path, query: reply) as server:
-        directory = open_directory(api=server.url, token="t")
-        answers = directory.look_up([JOINS, OTHER])
-        assert len(server.paths) == 1
-        assert all(answer.facts.condition is JobCondition.UNKNOWN for answer in answers)
-        assert all(len(answer.problems) == 1 and answer.reason for answer in answers)
-        with pytest.raises(InputError if reply.status == 401 else StorageError):
-            directory.find(JOINS)
-
-
-def test_a_wrong_address_is_an_error_at_once() -> None:
-    with pytest.raises(InputError):
-        open_directory(api="localhost:5115")
 
 
 # ---- the user's word -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
+from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import (
@@ -20,7 +20,6 @@ from arroyo_dagster.state.codec.parquet import (
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import (
-    CheckpointState,
     LegacyCheckpoint,
     OperatorCheckpoint,
 )
@@ -30,12 +29,7 @@ from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import SystemTimeNanos
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.jobs import (
-    find_job,
     list_epochs,
-    list_jobs,
-    newest_generation,
-    summarise_job,
-    summarise_jobs,
 )
 from arroyo_dagster.state.operations.catalog.query import (
     ReadOptions,
@@ -44,13 +38,8 @@ from arroyo_dagster.state.operations.catalog.query import (
     read_rows,
 )
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.connectors import TableSource
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.operators import Operator
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.global_keys import first_entries
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, KnownTable
@@ -85,96 +74,7 @@ def data_files(store: ObjectStore) -> list[StatePath]:
     return [path for one in checkpoint.operators for path in one.paths]
 
 
-# ---- jobs ----------------------------------------------------------------------------------------
-
-
-def test_jobs_of_both_layouts_are_found_beside_each_other(store: MemoryStore) -> None:
-    legacy = JobPaths(JobId("old"))
-    store.put(legacy.checkpoint(Epoch(1)) / "operator-x/table-t-000", b"")
-    assert list_jobs(WriteProtected(store)) == [legacy, paths_of(store)]
-
-
-def test_a_discovery_lists_directories_only_and_opens_nothing(store: MemoryStore) -> None:
-    counting = Counting(WriteProtected(store))
-    list_jobs(counting)
-    assert set(counting.calls) == {"list_dir"}
-    named = Counting(WriteProtected(store))
-    find_job(named, "words/main")
-    assert named.calls == {"list_dir": 1}
-
-
-def test_an_empty_root_holds_no_jobs_and_a_missing_one_is_an_error() -> None:
-    empty = MemoryStore()
-    assert list_jobs(WriteProtected(empty)) == []
-    with pytest.raises(NotFoundError):
-        list_jobs(MemoryStore("never-written-to"))
-
-
-def test_a_root_of_something_else_is_refused() -> None:
-    store = MemoryStore()
-    store.put(P("src/main.rs"), b"")
-    with pytest.raises(InputError, match="not a checkpoint root") as caught:
-        list_jobs(WriteProtected(store))
-    assert caught.value.facts["found"] == "src/"
-
-
-@pytest.mark.parametrize("name", ["", "../x", "/x", "x/", "a//b"])
-def test_what_cannot_be_a_name_is_refused(store: MemoryStore, name: str) -> None:
-    with pytest.raises(InputError, match="not the name of a job"):
-        find_job(store, name)
-
-
-def test_a_job_is_described_by_its_newest_epoch(store: MemoryStore) -> None:
-    (job,) = summarise_jobs(WriteProtected(store))
-    assert (job.paths.root, job.epochs, job.newest_epoch) == ("words/main", 6, 6)
-    assert job.newest is not None
-    assert job.newest.state is CheckpointState.READY
-    assert job.watermark_micros == 1_704_067_223_000_000
-    assert job.problem is None
-
-
-def test_a_job_that_has_not_written_an_epoch_has_none() -> None:
-    store = MemoryStore()
-    pipeline = word_job(store)
-    ParquetBackend(store, pipeline.paths).start()
-    (job,) = summarise_jobs(WriteProtected(store))
-    assert (job.epochs, job.newest_epoch, job.newest, job.problem) == (0, None, None, None)
-    assert newest_generation(store, pipeline.paths) == 1
-    assert list_epochs(WriteProtected(store), pipeline.paths) == []
-    with pytest.raises(NotFoundError, match="no visible epoch"):
-        describe_epoch(store, pipeline.paths)
-
-
 # ---- epochs --------------------------------------------------------------------------------------
-
-
-def test_epochs_say_what_they_list_and_what_they_added(store: MemoryStore) -> None:
-    epochs = list_epochs(WriteProtected(store), paths_of(store))
-    assert [one.epoch for one in epochs] == [1, 2, 3, 4, 5, 6]
-    assert {one.state for one in epochs} == {CheckpointState.READY}
-    for one in epochs:
-        assert one.checkpoint is not None
-        listed = set(one.checkpoint.paths)
-        sizes = {p: info.size_bytes for p in listed if (info := store.head(p)) is not None}
-        own = {p for p in listed if f"checkpoint-{one.epoch:07}/" in p}
-        assert (one.files, one.size_bytes) == (len(listed), sum(sizes.values()))
-        assert (one.new_files, one.new_size_bytes) == (len(own), sum(sizes[p] for p in own))
-
-
-def test_a_limit_shows_the_newest_and_still_knows_what_is_new(store: MemoryStore) -> None:
-    whole = list_epochs(store, paths_of(store))
-    assert list_epochs(store, paths_of(store), 2) == whole[-2:]
-    assert list_epochs(store, paths_of(store), 99) == whole
-
-
-def test_what_is_new_in_an_epoch_whose_predecessor_has_expired_is_not_known(
-    store: MemoryStore,
-) -> None:
-    ParquetBackend(store, paths_of(store)).cleanup_checkpoint(Epoch(4))
-    epochs = list_epochs(WriteProtected(store), paths_of(store))
-    assert [one.epoch for one in epochs] == [4, 5, 6]
-    assert [one.new_files is None for one in epochs] == [True, False, False]
-    assert [one.problem for one in epochs] == [None] * 3
 
 
 def test_every_state_of_a_checkpoint_is_told(store: MemoryStore) -> None:
@@ -200,30 +100,6 @@ def test_every_state_of_a_checkpoint_is_told(store: MemoryStore) -> None:
     assert [one.problem for one in found] == [None] * 9
 
 
-def test_a_broken_epoch_is_a_problem_of_its_own(store: MemoryStore) -> None:
-    paths = paths_of(store)
-    ref = load_epoch(store, paths, 3).ref
-    store.put(ref, store.read(ref)[:-20])
-    found = list_epochs(WriteProtected(store), paths)
-    assert [one.epoch for one in found if one.problem] == [3]
-    assert isinstance(found[2].problem, FormatError)
-    assert found[2].state is None
-    assert found[3].new_files is None
-
-
-def test_a_missing_data_file_is_a_problem_of_the_epochs_that_list_it(store: MemoryStore) -> None:
-    paths = paths_of(store)
-    counts = load_epoch(store, paths, 4).operator("count")
-    assert counts is not None
-    doomed = next(path for path in counts.paths if "checkpoint-0000004/" in path)
-    store.delete_many([doomed])
-    found = list_epochs(WriteProtected(store), paths)
-    broken = [one for one in found if one.problem]
-    assert [one.epoch for one in broken] == [4, 5, 6]
-    assert broken[0].problem is not None
-    assert broken[0].problem.facts["path"] == doomed
-
-
 def test_an_epoch_that_expires_while_it_is_listed_is_left_out(store: MemoryStore) -> None:
     paths = paths_of(store)
 
@@ -237,18 +113,6 @@ def test_an_epoch_that_expires_while_it_is_listed_is_left_out(store: MemoryStore
     found = list_epochs(Expiring(store), paths)
     assert [one.epoch for one in found] == [2, 3, 4, 5, 6]
     assert not any(one.problem for one in found)
-
-
-def test_a_store_that_fails_is_a_problem_of_each_epoch(store: MemoryStore) -> None:
-    class Failing(Counting):
-        def read(self, path: StatePath) -> bytes:
-            raise StorageError("down")
-
-    for one in [
-        *list_epochs(Failing(store), paths_of(store)),
-        summarise_job(Failing(store), paths_of(store)),
-    ]:
-        assert isinstance(one.problem, StorageError)
 
 
 # ---- the legacy layout ---------------------------------------------------------------------------
@@ -277,42 +141,7 @@ def legacy(store: MemoryStore) -> JobPaths:
     return paths
 
 
-def test_legacy_epochs_are_those_with_metadata_and_what_is_newer_is_invisible(
-    store: MemoryStore, legacy: JobPaths
-) -> None:
-    found = list_epochs(WriteProtected(store), legacy)
-    assert [(one.epoch, one.state and one.state.value) for one in found] == [
-        (3, "ready"),
-        (4, "ready"),
-        (5, "invisible"),
-    ]
-    assert found[1].new_files == 0
-    assert newest_generation(store, legacy) is None
-    assert describe_epoch(store, legacy).checkpoint.epoch == 4
-
-
-def test_legacy_data_files_are_never_listed(store: MemoryStore, legacy: JobPaths) -> None:
-    counting = Counting(store)
-    summarise_job(counting, legacy)
-    assert counting.calls["list"] == 0
-
-
 # ---- tables --------------------------------------------------------------------------------------
-
-
-def test_an_epoch_is_described_by_the_footers_of_its_files(store: MemoryStore) -> None:
-    found = describe_epoch(WriteProtected(store), paths_of(store), 2)
-    tables = {
-        (one.operator, table.table): (table.kind.label, table.files, table.rows)
-        for one in found.operators
-        for table in one.tables
-    }
-    assert tables["lines", "offsets"] == ("global keyed", 2, 4)
-    assert tables["keep", "rows"][0] == "expiring time-key"
-    assert found.checkpoint.epoch == 2
-    assert {one.operator: one.parallelism for one in found.operators}["count"] == 2
-    sizes = sum(info.size_bytes for p in set(found.checkpoint.paths) if (info := store.head(p)))
-    assert sum(table.size_bytes for one in found.operators for table in one.tables) == sizes
 
 
 def breaking(path_of: Callable[[ObjectStore], StatePath], data: bytes | None) -> Any:
@@ -359,58 +188,7 @@ def test_a_broken_object_is_one_error_that_names_it(
     assert caught.value.next_step
 
 
-def test_an_unknown_epoch_names_those_there_are(store: MemoryStore) -> None:
-    store.delete_many([paths_of(store).epoch_record(Epoch(3))])
-    with pytest.raises(NotFoundError, match="no such epoch") as caught:
-        load_epoch(store, paths_of(store), 9)
-    assert caught.value.facts["epochs"] == "1-2, 4-6"
-
-
 # ---- rows ----------------------------------------------------------------------------------------
-
-
-def test_rows_of_a_global_table_are_decoded_with_removals_applied(store: MemoryStore) -> None:
-    counts: dict[str, int] = {}
-    for rows in range(1, 7):
-        # The job forgets a word seen four times.
-        counts = expected_counts(rows * 4)
-        found = read_rows(
-            WriteProtected(store), paths_of(store), "count", "counts", ReadOptions(epoch=rows)
-        )
-        assert {row["key"]: row["value"] for row in found.rows} == counts
-        assert found.count == len(counts)
-    assert "b" in expected_counts(16)
-    assert counts != expected_counts(20)
-
-
-def expected_counts(rows: int) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for i in range(rows):
-        word = "abcdefg"[(i * 3 + i // 5) % 7]
-        counts[word] = counts.get(word, 0) + 1
-        if counts[word] == 4:
-            del counts[word]
-    return counts
-
-
-def test_rows_of_an_expiring_table_are_those_a_restore_would_load(store: MemoryStore) -> None:
-    found = read_rows(WriteProtected(store), paths_of(store), "keep", "rows")
-    # The watermark is second 23, the retention 6 seconds; of `d` only the newest row is kept.
-    expected = [("abcdefg"[(i * 3 + i // 5) % 7], i) for i in range(17, 24)]
-    last_d = max(i for word, i in expected if word == "d")
-    kept = [(w, i) for w, i in expected if w != "d" or i // 4 == last_d // 4]
-    assert sorted((row["word"], row["_timestamp"]) for row in found.rows) == sorted(
-        (word, f"2024-01-01T00:00:{i:02}.000000000") for word, i in kept
-    )
-    assert found.count == len(kept)
-
-
-def test_a_limit_shows_some_rows_and_counts_them_all(store: MemoryStore) -> None:
-    for table in (("count", "counts"), ("keep", "rows")):
-        whole = read_rows(store, paths_of(store), *table)
-        some = read_rows(store, paths_of(store), *table, ReadOptions(limit=2))
-        assert some.rows == whole.rows[:2]
-        assert some.count == whole.count > 2
 
 
 def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> None:
@@ -547,55 +325,3 @@ def test_a_store_that_fails_is_no_broken_file(store: MemoryStore, verb: str) -> 
         with pytest.raises(StorageError) as caught:
             call()
         assert caught.value.retryable
-
-
-@pytest.mark.parametrize("data", [None, b"PAR1 cut off"])
-def test_rows_of_a_table_with_a_broken_file_are_an_error(
-    store: MemoryStore, data: bytes | None
-) -> None:
-    operator = load_epoch(store, paths_of(store)).operator("keep")
-    assert operator is not None
-    path = operator.paths[-1]
-    store.put(path, data) if data else store.delete_many([path])
-    with pytest.raises(FormatError) as caught:
-        read_rows(WriteProtected(store), paths_of(store), "keep", "rows")
-    assert caught.value.facts["path"] == path
-
-
-class Nested(Operator):
-    schema = pa.schema(
-        [
-            ("word", pa.string()),
-            ("more", pa.struct([("at", pa.timestamp("ns")), ("raw", pa.list_(pa.binary()))])),
-            ("share", pa.float64()),
-            pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-        ]
-    )
-
-    def tables(self) -> list[Any]:
-        return [timestamp_table_config("t", retention_micros=0, schema=self.schema, keys=["word"])]
-
-    def process_batch(self, batch: pa.RecordBatch, ctx: Any, collector: Any) -> None:
-        more = [{"at": 1, "raw": [b"\x01", None]}] * batch.num_rows
-        columns = [batch["word"], pa.array(more, self.schema.field("more").type)]
-        columns += [pa.array([float("nan")] * batch.num_rows), batch["_timestamp"]]
-        ctx.table_manager.get_expiring_time_key_table("t").insert(
-            pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        )
-
-
-def test_nested_values_are_shown_whole() -> None:
-    store = MemoryStore()
-    rows = pa.table({"word": ["a"], "at": pa.array([1], pa.timestamp("ns"))})
-    pipeline = Pipeline("nested")
-    stream = pipeline.source("s", TableSource(rows, rows_per_epoch=1), timestamp="at")
-    stream.key_by("word").apply("keep", Nested())
-    run_pipeline(pipeline, store)
-    assert read_rows(WriteProtected(store), pipeline.paths, "keep", "t").rows == (
-        {
-            "word": "a",
-            "more": {"at": "1970-01-01T00:00:00.000000001", "raw": ["01", None]},
-            "share": "NaN",
-            "_timestamp": "1970-01-01T00:00:00.000000001",
-        },
-    )

@@ -17,8 +17,7 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
-from tests.faulty_stores import Slow
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
 from tests.gc_jobs import Clock, expiry, orphans, whole, without_ours
 
@@ -187,24 +186,3 @@ def test_requests_are_no_faster_than_asked_for() -> None:
     store = job_with_orphans(2500, clock)
     run(store, clock, pace=Pace(batches_per_second=2, sleep=waited.append))
     assert sum(waited) == pytest.approx(1.5)
-
-
-def test_ten_thousand_deletes_need_few_requests() -> None:
-    """At 20 ms a request and eight at once they take a fraction of a second."""
-    clock = Clock()
-    start = job_with_orphans(10_000, clock)
-    slept: list[float] = []
-    store = Counting(Slow(start, 0.02, sleep=slept.append))
-    assert run(store, clock).deleted == 10_000
-    assert store.calls["delete_many"] == 10 + 2  # of old leases, of the journal's parts
-    assert store.calls["list"] == 2
-    assert store.calls["put"] <= 10 * 2 + 3
-    assert store.calls.total() < 160
-
-
-def test_a_plan_that_is_carried_out_again_says_that_nothing_is_left() -> None:
-    clock = Clock()
-    store = job_with_orphans(30, clock)
-    first = run(store, clock)
-    again = run(store, clock, plan=first.plan)
-    assert (again.done, again.deleted) == (False, 0)

@@ -24,7 +24,7 @@ from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.fleets import Written, protocol_job
-from tests.gc_jobs import Clock, expiry, orphans
+from tests.gc_jobs import Clock, orphans
 
 PATHS = protocol_job("p")
 STOPPED = {str(PATHS.root): "stopped"}
@@ -48,15 +48,6 @@ def fate(store: ObjectStore, path: str = LOST) -> Fate:
 
 def run_orphans(store: ObjectStore, clock: Clock, **options: Any) -> GcOutcome:
     return run_gc(store, PATHS, orphans(**STOPPED), GcOptions(clock=clock, owner="me", **options))
-
-
-def test_object_that_is_there_is_explained() -> None:
-    store, _ = job()
-    listed = next(info.path for info in store.list(PATHS.root) if "table-counts" in info.path)
-    found = fate(store, listed)
-    assert (found.state, found.events) == (FateState.PRESENT, ())
-    assert found.explained is not None
-    assert found.explained.by
 
 
 def test_deleted_object_names_time_owner_plan_and_run() -> None:
@@ -99,13 +90,6 @@ def test_quarantined_brought_back_and_purged_objects() -> None:
     assert gone.purged is not None
     assert gone.purged.owner == "purger"
     assert again.quarantine == gone.events[-1].quarantine
-
-
-def test_object_that_no_run_has_listed_was_never_seen() -> None:
-    store, clock = job()
-    run_orphans(store, clock)
-    found = fate(store, DIRECTORY / "table-y-000-other")
-    assert (found.state, found.events) == (FateState.NEVER_LISTED, ())
 
 
 def test_run_that_has_not_ended_is_in_progress_and_afterwards_gone() -> None:
@@ -206,11 +190,3 @@ def test_job_of_a_path_is_found_and_also_one_that_was_removed() -> None:
     assert path_of_object(LOST, url, PATHS) == LOST
     with pytest.raises(InputError, match="path of an object"):
         path_of_object("/", url, None)
-
-
-def test_expired_metadata_has_a_fate_too() -> None:
-    store, clock = job()
-    run_gc(store, PATHS, expiry(keep=2, **STOPPED), GcOptions(clock=clock))
-    record = PATHS.root / "epochs"
-    below = fate_of_directory(store, PATHS, record)
-    assert set(below.counts) == {("deleted", "expire")}

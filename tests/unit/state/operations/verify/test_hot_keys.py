@@ -11,7 +11,6 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.operations.verify import hot_keys as module
 from arroyo_dagster.state.operations.verify.hot_keys import hot_keys
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
@@ -51,13 +50,6 @@ def test_even_keys_and_tables_without_keys_have_none() -> None:
     assert found(written([*range(50)] * 4)) == []
     assert found(written([*range(4)] * 50)) == [], "25% each, and no more than the mean"
     assert found(written([7] * 200, keys=())) == []
-
-
-def test_rare_keys_are_dropped_and_a_hot_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEYS_KEPT", 10)
-    monkeypatch.setattr(module, "_RARE", 20)
-    store = written(*([*range(at, at + 60), *[7] * 40] for at in range(100, 400, 60)))
-    assert found(store) == [f"one key has 40% of the 500 rows of table {OPERATOR}.t"]
 
 
 def test_an_expired_file_is_left_out_and_a_broken_one_is_an_error() -> None:

@@ -12,10 +12,9 @@ import pytest
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import Progress
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.known.catalogue import Catalogue
@@ -67,18 +66,6 @@ def test_an_epoch_that_expires_while_it_is_looked_at_is_no_finding(paths: JobPat
         verify_job(Meanwhile(store, expiring(job, times=100)), paths, int(job.epoch), level=1)
 
 
-def test_each_file_that_was_read_is_reported() -> None:
-    store = MemoryStore()
-    job = Written(store, protocol_job("p"))
-    job.epochs(3)
-    reports: list[Progress] = []
-    verify_job(store, job.paths, level=1, on_progress=reports.append)
-    assert [(one.step, one.done, one.total) for one in reports] == [
-        ("verified files", done, 3) for done in (1, 2, 3)
-    ]
-    assert str(reports[0].unit) == "files"
-
-
 def test_a_store_that_fails_is_no_finding() -> None:
     store = MemoryStore()
     job = Written(store, protocol_job("p"))
@@ -100,29 +87,6 @@ def test_what_cannot_be_asked_for() -> None:
     for options in ({"level": 5}, {"level": -1}, {"parallelism": 0}, {"history": -1}):
         with pytest.raises(InputError):
             verify_job(store, job.paths, **options)  # type: ignore[arg-type]
-
-
-def test_as_many_epochs_are_read_as_asked_for() -> None:
-    store = MemoryStore()
-    job = Written(store, protocol_job("p"))
-    job.epochs(40)
-    counting = Counting(store)
-    assert verify_job(counting, job.paths, level=0, history=0).epochs == (40,)
-    few = sum(counting.calls.values())
-    assert verify_job(counting, job.paths, level=0, history=3).epochs == (37, 38, 39, 40)
-    assert len(verify_job(counting, job.paths, level=0).epochs) == 33
-    assert few < 20
-
-
-def test_a_job_that_commits_is_told_and_restorable() -> None:
-    store = MemoryStore()
-    job = Written(store, protocol_job("p"))
-    job.write(committing=True)
-    found = verify_job(store, job.paths, level=1)
-    assert [one.code for one in found.verdict.findings] == ["commit-pending"]
-    assert found.passed
-    job.commit()
-    assert verify_job(store, job.paths, level=1).verdict.findings == ()
 
 
 def test_tables_nobody_knows_are_a_note_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

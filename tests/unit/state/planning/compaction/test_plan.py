@@ -11,7 +11,6 @@ import pytest
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
     Checkpoint,
-    CheckpointState,
     CompactionPolicy,
     CompactionSettings,
     Epoch,
@@ -41,6 +40,7 @@ from arroyo_dagster.state.planning.compaction.plan import (
     most_outputs,
     plan_merges,
 )
+from tests.unit.state.planning import values
 
 G, T = TableName("g"), TableName("t")
 SCHEMA = pa.schema([("k", pa.string()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)])
@@ -62,9 +62,8 @@ def paths(*names: str) -> tuple[StatePath, ...]:
 
 def timed(name: str, *, subtask: int = 0, latest: int = 1000, wide: bool = False) -> TimeFile:
     keys = range_for_server(subtask, 2)
-    return TimeFile(
-        epoch=Epoch(1),
-        path=path(name),
+    return values.time_file(
+        path(name),
         min_routing_key=0 if wide else keys.start,
         max_routing_key=MAX_ROUTING_KEY if wide else keys.end,
         max_timestamp_micros=latest,
@@ -73,9 +72,8 @@ def timed(name: str, *, subtask: int = 0, latest: int = 1000, wide: bool = False
 
 def operator(files: TableFiles, *, watermark: int | None = 1000) -> OperatorCheckpoint:
     table = G if isinstance(files, GlobalKeyedFiles) else T
-    return OperatorCheckpoint(
-        job=JobId("j"),
-        operator=OperatorId("o"),
+    return values.operator(
+        "o",
         epoch=Epoch(7),
         parallelism=2,
         min_watermark_micros=watermark,
@@ -85,17 +83,11 @@ def operator(files: TableFiles, *, watermark: int | None = 1000) -> OperatorChec
 
 
 def checkpoint(*files: TableFiles, **changes: Any) -> Checkpoint:
-    found = Checkpoint(
+    found = values.checkpoint(
+        *(operator(one) for one in files),
         pipeline=PipelineId("p"),
-        job=JobId("j"),
         worker_generation=WorkerGeneration(1),
         epoch=Epoch(7),
-        min_epoch=Epoch(1),
-        start_time_micros=0,
-        finish_time_micros=0,
-        state=CheckpointState.READY,
-        operators=tuple(operator(one) for one in files),
-        ref=path("manifest"),
         progress=RunProgress(offsets="{}"),
     )
     return replace(found, **changes)

@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state.model.catalog import EpochRow, FileRow
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.ids import Epoch, JobId, TableName
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    StoredSchema,
     TableConfig,
-    TimeFile,
 )
 from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts, TableAtEpoch
 from arroyo_dagster.state.planning.rules import (
@@ -28,10 +25,10 @@ from arroyo_dagster.state.planning.rules import (
     RULE_OF,
     fleet_verdict,
     judge_job,
-    not_judged,
 )
 from arroyo_dagster.state.planning.verify.findings import warning
 from arroyo_dagster.state.planning.verify.fleet import JobAge
+from tests.unit.state.planning import values
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -45,7 +42,7 @@ RULES = {rule.name: rule for rule in HEALTH_RULES}
 
 def row(epoch: int, **changes: Any) -> EpochRow:
     finished = START + epoch * MINUTE
-    values: dict[str, Any] = {
+    given: dict[str, Any] = {
         "job": "orders",
         "epoch": epoch,
         "state": "ready",
@@ -56,13 +53,13 @@ def row(epoch: int, **changes: Any) -> EpochRow:
         "new_size_bytes": MIB,
         "new_files": 4,
     }
-    return EpochRow(**values | changes)
+    return EpochRow(**given | changes)
 
 
 def file(at: int, **changes: Any) -> FileRow:
     """A file of subtask `at` of four, which holds a quarter of the keys."""
     width = (MAX_ROUTING_KEY + 1) // 4
-    values: dict[str, Any] = {
+    given: dict[str, Any] = {
         "job": "orders",
         "epoch": EPOCHS,
         "operator": "sum",
@@ -78,11 +75,11 @@ def file(at: int, **changes: Any) -> FileRow:
         "max_timestamp_micros": START + (EPOCHS - 1) * MINUTE,
         "columns": "k: int64",
     }
-    return FileRow(**values | changes)
+    return FileRow(**given | changes)
 
 
 def table(epoch: int, **changes: Any) -> TableAtEpoch:
-    values: dict[str, Any] = {
+    given: dict[str, Any] = {
         "epoch": epoch,
         "operator": "sum",
         "table": "t",
@@ -90,21 +87,16 @@ def table(epoch: int, **changes: Any) -> TableAtEpoch:
         "size_bytes": 100 * MIB,
         "rows": 80_000,
     }
-    return TableAtEpoch(**values | changes)
+    return TableAtEpoch(**given | changes)
 
 
 def checkpoint(files: list[FileRow], retention_micros: int = DAY) -> Checkpoint:
     name = TableName("t")
-    config = ExpiringTimeKeyConfig(
-        table=name,
-        retention_micros=retention_micros,
-        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
-    )
     listed = ExpiringTimeKeyFiles(
         files=tuple(
-            TimeFile(
+            values.time_file(
+                one.path,
                 epoch=Epoch(EPOCHS),
-                path=StatePath(one.path),
                 min_routing_key=one.min_routing_key or 0,
                 max_routing_key=one.max_routing_key or 0,
                 max_timestamp_micros=one.max_timestamp_micros or 0,
@@ -112,32 +104,21 @@ def checkpoint(files: list[FileRow], retention_micros: int = DAY) -> Checkpoint:
             for one in files
         )
     )
-    operator = OperatorCheckpoint(
+    operator = values.operator(
+        "sum",
         job=JobId("orders"),
-        operator=OperatorId("sum"),
         epoch=Epoch(EPOCHS),
         parallelism=4,
         min_watermark_micros=START + (EPOCHS - 1) * MINUTE,
         tables={name: listed},
-        configs={name: TableConfig(config=config)},
+        configs={name: TableConfig(config=values.expiring("t", retention_micros))},
     )
-    return Checkpoint(
-        pipeline=None,
-        worker_generation=None,
-        job=JobId("orders"),
-        epoch=Epoch(EPOCHS),
-        state=CheckpointState.READY,
-        ref=StatePath("orders/newest"),
-        operators=(operator,),
-        min_epoch=Epoch(1),
-        start_time_micros=0,
-        finish_time_micros=0,
-    )
+    return values.checkpoint(operator, job=JobId("orders"), epoch=Epoch(EPOCHS))
 
 
 def healthy(**changes: Any) -> HealthFacts:
     files = changes.get("files") or [file(at) for at in range(4)]
-    values: dict[str, Any] = {
+    given: dict[str, Any] = {
         "age": JobAge(
             job="orders", epoch=EPOCHS, epochs=EPOCHS, finished_micros=START + EPOCHS * MINUTE
         ),
@@ -148,7 +129,7 @@ def healthy(**changes: Any) -> HealthFacts:
         "checkpoint": checkpoint(files),
         "stored_bytes": 200 * MIB,
     }
-    return HealthFacts(**values | changes)
+    return HealthFacts(**given | changes)
 
 
 def with_last(count: int, **changes: Any) -> list[EpochRow]:
@@ -278,27 +259,6 @@ def test_a_gap_behind_a_pinned_epoch_is_explained() -> None:
     pin = replace(OLD_PIN, epoch=Epoch(6))
     facts = healthy(epochs=GAP, pins=JobPins(pins=(pin,)))
     assert judge("no_epoch_missing", facts) == []
-
-
-def test_jobs_with_findings_come_first() -> None:
-    sick = SICK["epoch-overdue"][1]
-    well = healthy(age=replace(healthy().age, job="a"))
-    judged = [judge_job(facts, LIMITS) for facts in (well, sick)]
-    found = fleet_verdict([RULES["epochs_on_time"]], judged)
-    assert [(line.job, line.label) for line in found.lines] == [
-        ("orders", "warning"),
-        ("a", "passed"),
-    ]
-    assert "orders: epoch 30 is 6 min old; usually there is one every 1 min" in str(found)
-
-
-def test_a_job_that_cannot_be_judged_is_an_error_of_one_check() -> None:
-    found = not_judged(healthy().age, START, "its pins do not decode")
-    failed = {name for name in RULES if fleet_verdict([RULES[name]], [found]).offenders}
-    assert failed == {"newest_epoch_readable"}
-    assert "its pins do not decode (health-unknown)" in str(
-        fleet_verdict([RULES["newest_epoch_readable"]], [found])
-    )
 
 
 class Recording:

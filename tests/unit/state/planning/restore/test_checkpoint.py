@@ -11,7 +11,6 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state import (
     Epoch,
     JobId,
-    KeyRange,
     OperatorCheckpoint,
     OperatorId,
     StatePath,
@@ -28,11 +27,9 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    StoredSchema,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import (
@@ -43,26 +40,17 @@ from arroyo_dagster.state.planning.restore.checkpoint import (
     merge_operator,
     merged_needs_commit,
 )
+from tests.unit.state.planning import values
 
 JOB, OP, G, T = JobId("j"), OperatorId("o"), TableName("g"), TableName("t")
-GLOBAL = TableConfig(config=GlobalKeyedConfig(table=G))
+GLOBAL = values.pairs("g")
 COMMITS = TableConfig(config=GlobalKeyedConfig(table=G, uses_two_phase_commit=True))
-EXPIRING = TableConfig(
-    config=ExpiringTimeKeyConfig(
-        table=T,
-        retention_micros=10,
-        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
-    )
-)
+EXPIRING = TableConfig(config=values.expiring("t", 10))
 
 
 def time_file(name: str, latest: int, low: int = 0, high: int = MAX_ROUTING_KEY) -> TimeFile:
-    return TimeFile(
-        epoch=Epoch(1),
-        path=StatePath(name),
-        min_routing_key=low,
-        max_routing_key=high,
-        max_timestamp_micros=latest,
+    return values.time_file(
+        name, min_routing_key=low, max_routing_key=high, max_timestamp_micros=latest
     )
 
 
@@ -106,13 +94,6 @@ def merged(
 
 def paths(operator: OperatorCheckpoint, table: TableName) -> tuple[str, ...]:
     return tuple(operator.tables[table].paths)
-
-
-def test_watermarks_are_those_of_all_subtasks_or_none() -> None:
-    operator = merged(report(0, watermark=7), report(1, watermark=5))
-    assert (operator.min_watermark_micros, operator.max_watermark_micros) == (5, 7)
-    operator = merged(report(0, watermark=7), report(1))
-    assert (operator.min_watermark_micros, operator.max_watermark_micros) == (None, None)
 
 
 @pytest.mark.parametrize("indices", [[], [1], [0, 0], [0, 2], [0, 1, 1]])
@@ -207,21 +188,6 @@ def test_a_subtask_carries_on_what_touches_its_keys_and_is_not_expired() -> None
         time_file("expired", 8),
     ]
     assert [f.path for f in files_to_carry(files, 9, mine)] == ["touches", "inside", "around"]
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (3, 2), (5, 5)])
-def test_whatever_the_parallelism_every_file_is_carried_on_by_somebody(
-    before: int, after: int
-) -> None:
-    files = []
-    for index in range(before):
-        keys = range_for_server(index, before)
-        files.append(time_file(f"all{index}", 1, keys.start, keys.end))
-        files.append(time_file(f"first{index}", 1, keys.start, keys.start))
-        files.append(time_file(f"last{index}", 1, keys.end, keys.end))
-    carried = [files_to_carry(files, 0, range_for_server(i, after)) for i in range(after)]
-    assert {file.path for part in carried for file in part} == {file.path for file in files}
-    assert KeyRange(0, MAX_ROUTING_KEY).covers(0, MAX_ROUTING_KEY)
 
 
 def test_an_operator_that_left_the_pipeline_keeps_its_files_and_commits_nothing_again() -> None:

@@ -7,13 +7,11 @@ import pytest
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
     Checkpoint,
-    CheckpointState,
     Epoch,
     JobId,
     JobPaths,
     KeyRange,
     OperatorCheckpoint,
-    OperatorId,
     PipelineId,
     StatePath,
     TableConfig,
@@ -25,9 +23,7 @@ from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
     GlobalKeyedFiles,
-    StoredSchema,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.reads import (
@@ -40,6 +36,7 @@ from arroyo_dagster.state.planning.restore.reads import (
     restore_plan,
     unfinished_attempts,
 )
+from tests.unit.state.planning import values
 
 PROTOCOL = JobPaths(JobId("main"), PipelineId("words"))
 
@@ -105,16 +102,11 @@ def test_remains_of_expired_epochs_are_no_unfinished_attempts() -> None:
 
 
 def operator(name: str, watermark: int | None = None, **tables: object) -> OperatorCheckpoint:
-    return OperatorCheckpoint(
-        job=PROTOCOL.job,
-        operator=OperatorId(name),
-        epoch=Epoch(3),
-        parallelism=1,
+    return values.operator(
+        name,
         min_watermark_micros=watermark,
         tables={TableName(t): GlobalKeyedFiles() for t in tables},
-        configs={
-            TableName(t): TableConfig(config=GlobalKeyedConfig(table=TableName(t))) for t in tables
-        },
+        configs={TableName(t): values.pairs(t) for t in tables},
     )
 
 
@@ -122,17 +114,9 @@ def checkpoint(
     *operators: OperatorCheckpoint, final: bool | None = None, generation: int = 2
 ) -> Checkpoint:
     progress = RunProgress(offsets="{}", final=bool(final))
-    return Checkpoint(
-        pipeline=PROTOCOL.pipeline,
-        job=PROTOCOL.job,
+    return values.checkpoint(
+        *operators,
         worker_generation=WorkerGeneration(generation),
-        epoch=Epoch(3),
-        min_epoch=Epoch(1),
-        start_time_micros=0,
-        finish_time_micros=0,
-        state=CheckpointState.READY,
-        operators=operators,
-        ref=StatePath("words/main/x"),
         progress=None if final is None else progress,
     )
 
@@ -148,12 +132,8 @@ def test_a_job_is_at_rest_when_its_last_run_ended_and_none_was_started_since() -
 
 
 def time_file(name: str, latest: int, low: int = 0, high: int = 9) -> TimeFile:
-    return TimeFile(
-        epoch=Epoch(1),
-        path=StatePath(name),
-        min_routing_key=low,
-        max_routing_key=high,
-        max_timestamp_micros=latest,
+    return values.time_file(
+        name, min_routing_key=low, max_routing_key=high, max_timestamp_micros=latest
     )
 
 
@@ -163,12 +143,7 @@ FILES = ExpiringTimeKeyFiles(
 
 
 def config(*, generational: bool = False) -> ExpiringTimeKeyConfig:
-    return ExpiringTimeKeyConfig(
-        table=TableName("t"),
-        retention_micros=5,
-        generational=generational,
-        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
-    )
+    return values.expiring("t", 5, generational=generational)
 
 
 def test_a_read_takes_the_files_of_its_keys_that_are_not_expired_in_replay_order() -> None:
@@ -195,21 +170,13 @@ def test_arroyo_reads_generational_tables_whole_and_we_do_not() -> None:
 def restored(parallelism: int = 2) -> Checkpoint:
     """One operator with a global keyed table of two files and an expiring one of three."""
     counts, rows = TableName("counts"), TableName("rows")
-    expiring = ExpiringTimeKeyConfig(
-        table=rows,
-        retention_micros=10,
-        schema=StoredSchema(arrow_schema="{}", timestamp_index=0),
-    )
     half = MAX_ROUTING_KEY // 2
     files = (
-        _time_file("low", 0, half, 100),
-        _time_file("high", half + 1, MAX_ROUTING_KEY, 100),
-        _time_file("expired", 0, MAX_ROUTING_KEY, 5),
+        time_file("low", 100, 0, half),
+        time_file("high", 100, half + 1, MAX_ROUTING_KEY),
+        time_file("expired", 5, 0, MAX_ROUTING_KEY),
     )
-    operator = OperatorCheckpoint(
-        job=JobId("j"),
-        operator=OperatorId("op"),
-        epoch=Epoch(1),
+    operator = values.operator(
         parallelism=parallelism,
         min_watermark_micros=100,
         tables={
@@ -217,32 +184,11 @@ def restored(parallelism: int = 2) -> Checkpoint:
             rows: ExpiringTimeKeyFiles(files=files),
         },
         configs={
-            counts: TableConfig(config=GlobalKeyedConfig(table=counts)),
-            rows: TableConfig(config=expiring),
+            counts: values.pairs("counts"),
+            rows: TableConfig(config=values.expiring("rows", 10)),
         },
     )
-    return Checkpoint(
-        pipeline=None,
-        job=JobId("j"),
-        worker_generation=None,
-        epoch=Epoch(1),
-        min_epoch=Epoch(1),
-        start_time_micros=0,
-        finish_time_micros=0,
-        state=CheckpointState.READY,
-        operators=(operator,),
-        ref=StatePath("ref"),
-    )
-
-
-def _time_file(path: str, low: int, high: int, newest: int) -> TimeFile:
-    return TimeFile(
-        epoch=Epoch(1),
-        path=StatePath(path),
-        min_routing_key=low,
-        max_routing_key=high,
-        max_timestamp_micros=newest,
-    )
+    return values.checkpoint(operator)
 
 
 def test_each_subtask_opens_all_of_a_global_table_and_its_own_part_of_an_expiring_one() -> None:

@@ -338,23 +338,6 @@ def test_generations_without_a_manifest_or_without_a_checkpoint_are_passed_over(
     assert (found.ref, found.replay_commit) == (ref, False)
 
 
-def test_the_latest_checkpoint_comes_before_the_base(world: World) -> None:
-    first = world.ready(1, 1)
-    second = world.ready(2, 2, first)
-    world.generation(2, base=first, latest=second)
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == second
-
-
-def test_a_latest_checkpoint_without_a_manifest_gives_way_to_the_base(world: World) -> None:
-    first = world.ready(1, 1)
-    world.generation(2, base=first, latest=world.ref(2, 2))
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == first
-
-
 def test_a_base_without_a_manifest_gives_way_to_the_generation_before(world: World) -> None:
     first = world.ready(1, 1)
     world.generation(1, latest=first)
@@ -386,16 +369,6 @@ def test_a_committing_checkpoint_is_restored_and_its_commit_replayed(world: Worl
     found = world.start(2)
     assert isinstance(found, Restore)
     assert not found.replay_commit
-
-
-def test_an_orphaned_checkpoint_leads_to_the_one_that_owns_its_epoch(world: World) -> None:
-    first = world.ready(1, 1)
-    lost = world.manifest(2, 2, parent=first)
-    won = world.ready(1, 2, first)
-    world.generation(2, base=first, latest=lost)
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == won
 
 
 def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> None:

@@ -87,10 +87,6 @@ AGAIN = ListedObject(100, NOW - DAY, "b")
 LARGER = ListedObject(101, NOW - DAY, "b")
 
 
-def test_a_whole_job_has_no_finding() -> None:
-    assert found(whole()) == []
-
-
 def test_a_lost_file_is_reported_for_the_older_epoch_only() -> None:
     facts = whole()
     lost = replace(facts, listing={k: v for k, v in facts.listing.items() if k != FIRST})

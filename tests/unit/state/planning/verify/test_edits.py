@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.verify.edits import (
@@ -16,6 +16,7 @@ from arroyo_dagster.state.planning.verify.edits import (
     explained_files,
     is_unfinished,
 )
+from tests.unit.state.planning import values
 
 ONE, TWO, LOST = StatePath("job/one"), StatePath("job/two"), StatePath("job/lost")
 RECORD = EditRecord(
@@ -31,17 +32,8 @@ RECORD = EditRecord(
     objects={ONE: ("a", "b"), TWO: ("c", "d")},
     unlisted=(LOST,),
 )
-EPOCH = Checkpoint(
-    pipeline=None,
-    job=JobId("job"),
-    worker_generation=None,
-    epoch=Epoch(7),
-    min_epoch=Epoch(1),
-    start_time_micros=90,
-    finish_time_micros=99,
-    state=CheckpointState.READY,
-    operators=(),
-    ref=StatePath("job/metadata"),
+EPOCH = values.checkpoint(
+    job=JobId("job"), epoch=Epoch(7), start_time_micros=90, finish_time_micros=99
 )
 FIRST, SECOND = StatePath("edits/0000007-01.json"), StatePath("edits/0000007-02.json")
 
@@ -83,11 +75,9 @@ def test_a_record_of_another_epoch_explains_nothing(other: dict[str, object]) ->
 def listing(epoch: int, *names: str) -> Checkpoint:
     """An epoch with an operator that lists these files."""
     paths = tuple(StatePath(f"job/operator-op/{name}") for name in names)
-    operator = OperatorCheckpoint(
+    operator = values.operator(
         job=JobId("job"),
-        operator=OperatorId("op"),
         epoch=Epoch(epoch),
-        parallelism=1,
         tables={TableName("t"): GlobalKeyedFiles(files=paths)},
     )
     return replace(EPOCH, epoch=Epoch(epoch), operators=(operator,))

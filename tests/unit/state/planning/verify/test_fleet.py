@@ -65,23 +65,6 @@ def test_a_broken_job_is_told_though_it_is_stopped() -> None:
     assert line.finding.severity is Severity.ERROR
 
 
-def test_why_nobody_knows_is_part_of_the_evidence() -> None:
-    assert "arroyo_database" in str(recent(OLD))
-    asked = str(recent(replace(OLD, source="http://api: connection refused")))
-    assert "unknown (http://api: connection refused)" in asked
-
-
-def test_a_vanished_job_is_an_error_with_the_job_that_forgets_it() -> None:
-    found = recent(gone=(GoneJob(job="a b/main", epoch=7), GoneJob(job="c")))
-    assert not found.verdict.passed
-    first, second = (line.finding for line in found.lines)
-    assert first is not None
-    assert second is not None
-    assert "its last epoch was 7" in first.evidence
-    assert "run the job arroyo_forget_job for a b/main" in first.next_step
-    assert "no epoch of it is known" in second.evidence
-
-
 def test_offenders_come_first_and_the_first_three_in_words() -> None:
     checked = {
         name: CheckedJob(job=name, at_micros=1, epoch=2, verdict=verdict)
@@ -121,9 +104,3 @@ def test_a_root_without_a_job_is_no_pass(
         assert ("3 jobs existed" in finding.evidence) is bool(known)
         verdict = every_job_checked([], {}, (), root=finding).verdict
         assert not verdict.passed
-
-
-def test_nothing_wrong_is_said_in_few_words() -> None:
-    fine = replace(OLD, finished_micros=95 * SECOND)
-    assert str(recent(fine)) == "1 job, all passed"
-    assert str(recent(fine, replace(fine, job="b"))) == "2 jobs, all passed"

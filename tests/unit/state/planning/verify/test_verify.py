@@ -8,11 +8,9 @@ from typing import Any
 
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
-    CheckpointState,
     CurrentGeneration,
     EpochRecord,
     Manifest,
-    OperatorCheckpoint,
     RunProgress,
 )
 from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
@@ -49,6 +47,7 @@ from arroyo_dagster.state.planning.verify.files import (
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.protocol import ProtocolFacts, protocol_findings
 from arroyo_dagster.state.planning.verify.restore import owner_findings, subtask_restores
+from tests.unit.state.planning import values
 
 HALF = 2**63
 ROW = (ArrowColumn("word", "string"), ArrowColumn("_timestamp", "timestamp[ns]", False))
@@ -180,9 +179,8 @@ def checkpoint(epoch: int = 3, managed: bool = False, **files: Any) -> Checkpoin
         else TableConfig(config=GlobalKeyedConfig(table=name))
         for name, value in tables.items()
     }
-    operator = OperatorCheckpoint(
-        job=JobId("j"),
-        operator=OPERATOR,
+    operator = values.operator(
+        OPERATOR,
         epoch=Epoch(epoch),
         parallelism=2,
         min_watermark_micros=epoch * 100,
@@ -190,16 +188,11 @@ def checkpoint(epoch: int = 3, managed: bool = False, **files: Any) -> Checkpoin
         tables=tables,
         configs=configs,
     )
-    return Checkpoint(
-        pipeline=None,
-        job=JobId("j"),
-        worker_generation=None,
+    return values.checkpoint(
+        operator,
         epoch=Epoch(epoch),
-        min_epoch=Epoch(1),
         start_time_micros=epoch * 10,
         finish_time_micros=epoch * 10 + 1,
-        state=CheckpointState.READY,
-        operators=(operator,),
         ref=StatePath(f"j/checkpoints/checkpoint-{epoch:07}/metadata"),
         progress=RunProgress(offsets="{}") if managed else None,
     )

@@ -1,0 +1,56 @@
+"""What a run of Dagster's definitions shows, and the job at rest that most tests maintain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.jobs import word_job
+
+JOB: dict[str, Any] = {
+    "rows": 24,
+    "rows_per_epoch": 2,
+    "keep_epochs": None,
+    "merge_files_after": 99,
+    "sinks": 0,
+    "parallelism": 1,
+}
+"""A job of twelve epochs that leaves its small files to a compaction."""
+PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
+KEY = str(PATHS.root)
+
+
+def configured(op: str, **config: Any) -> dict[str, Any]:
+    """The configuration of a run of one op."""
+    return {"ops": {op: {"config": config}}}
+
+
+COMPACT = configured("arroyo_compacted_state", policy="full", wait_seconds=0.0)
+GC = configured("arroyo_retained_epochs", keep_epochs=3, dry_run=False)
+
+
+def checks(result: Any) -> dict[str, Any]:
+    """The evaluation of each check, by its name."""
+    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+
+
+def passed(result: Any) -> dict[str, bool]:
+    """Whether each check passed, by its name."""
+    return {name: one.passed for name, one in checks(result).items()}
+
+
+def materialized(result: Any) -> list[Any]:
+    """The materializations of a run, in order."""
+    events = result.get_asset_materialization_events()
+    return [event.step_materialization_data.materialization for event in events]
+
+
+def shown(event: Any) -> dict[str, Any]:
+    """The values of an event's metadata, by name."""
+    return {name: one.value for name, one in event.metadata.items()}
+
+
+def failure(result: Any) -> Any:
+    """What the only failed step of a run says: a description, and metadata."""
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    assert failed.step_failure_data.user_failure_data is not None
+    return failed.step_failure_data.user_failure_data
