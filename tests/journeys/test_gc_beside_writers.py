@@ -12,10 +12,7 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -262,22 +259,6 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
         except ConflictError:
             assert {*map(str, data_files(store, PATHS))} == seen[0], f"before call {at}"
         whole(store, PATHS, 4, 5)
-
-
-def test_what_a_compaction_has_merged_and_nobody_lists_yet_stays() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
-    running = run_of(store)
-    for _ in range(5):
-        running.step()
-    settings = CompactionSettings(policy=CompactionPolicy.FULL)
-    run_compaction(store, PATHS, settings, CompactionOptions(clock=clock))
-    clock.days(30)
-    plan = plan_gc(store, PATHS, orphans(GRACE_FLOOR_MICROS), now_micros=clock())
-    assert plan.objects == 0
-    assert plan.stays["referenced"][0] == len(reachable(store, PATHS))
-    running.step()
-    whole(store, PATHS, 6)
 
 
 def test_an_expired_and_collected_job_ends_as_one_that_was_left_alone(

@@ -16,9 +16,7 @@ from arroyo_dagster.cli import main
 from arroyo_dagster.state import storage
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.catalog.query import (
-    OperatorSummary,
     ReadOptions,
-    describe_epoch,
     read_rows,
 )
 from arroyo_dagster.state.storage import WriteProtected, open_store
@@ -104,36 +102,6 @@ def tables_of(epoch: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]
         for operator, one in epoch["operators"].items()
         for table, facts in one["tables"].items()
     }
-
-
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_show_agrees_with_the_independent_reader_at_every_epoch(
-    name: str, archive: Archive
-) -> None:
-    store = WriteProtected(open_store(archive(name)))
-    for path, job in description(name).items():
-        paths = find_job(store, path)
-        for epoch in job["epochs"]:
-            found = describe_epoch(store, paths, epoch["epoch"])
-            assert {one.operator: summary(one) for one in found.operators} == {
-                operator: (
-                    one["parallelism"],
-                    one["min_watermark_us"],
-                    {
-                        table: (facts["kind"], facts["files"], facts["rows"], facts["bytes"])
-                        for table, facts in one["tables"].items()
-                    },
-                )
-                for operator, one in epoch["operators"].items()
-            }
-
-
-def summary(one: OperatorSummary) -> tuple[int, int | None, dict[str, Any]]:
-    kinds = {"global keyed": "global", "expiring time-key": "expiring"}
-    tables = {
-        str(t.table): (kinds[t.kind.label], t.files, t.rows, t.size_bytes) for t in one.tables
-    }
-    return one.parallelism, one.watermark_micros, tables
 
 
 def test_show_as_json_holds_what_was_promised(archive: Archive) -> None:

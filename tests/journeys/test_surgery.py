@@ -284,18 +284,6 @@ def test_a_watermark_moves_at_generators_and_operators_and_nowhere_else(layout: 
 
 
 @LAYOUTS
-def test_a_watermark_that_goes_back_says_which_windows_come_twice(layout: Layout) -> None:
-    job = surgery_job(layout)
-    plan = plan_edit(
-        job.store, job.paths, stopped(job.paths), SetWatermark(at_micros=WATERMARK - SECOND)
-    )
-    (twice,) = plan.duplicate_outputs
-    assert "1970-01-02T03:47:39" in twice
-    assert "1970-01-02T03:47:40" in twice
-    assert plan.missing_outputs == ()
-
-
-@LAYOUTS
 def test_an_entry_is_set_in_the_form_in_which_it_is_printed(layout: Layout) -> None:
     job = surgery_job(layout)
     before = state_of(job.store, job.paths)
@@ -546,16 +534,6 @@ def test_a_later_edit_may_restore_what_an_earlier_one_changed(layout: Layout) ->
     while run_undo(job.store, job.paths, stopped(job.paths)).done:
         assert errors_of(job.store, job.paths) == set()
     assert others(job.store) == was
-
-
-@LAYOUTS
-def test_an_edit_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> None:
-    job = surgery_job(layout)
-    run(job.store, job, KEY)
-    job.start()
-    job.write({})
-    with pytest.raises(ConflictError, match="was rewritten, but the job would now restore"):
-        run_undo(job.store, job.paths, stopped(job.paths))
 
 
 # ---- faults --------------------------------------------------------------------------------------
