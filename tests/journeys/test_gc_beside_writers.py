@@ -32,12 +32,10 @@ from tests.gc_jobs import (
     data_files,
     expiry,
     orphans,
-    reachable,
     restorable,
     whole,
 )
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
-from tests.shares import Share, dealt_out
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -48,37 +46,6 @@ SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
 def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
     return LocalRun.start(word_job(store, **{**JOB, **SMALL, **changes}), store)
-
-
-@pytest.mark.parametrize(("asked", "share"), dealt_out(["expire", "orphans"], 7))
-def test_a_writer_may_publish_between_any_two_calls_of_a_collector(
-    asked: str, share: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = clock_of_all(monkeypatch)
-    start = begun(5, clock, **SMALL)
-    lost = PATHS.data_file("count", "counts", 0, 2, 1, attempt="lost")  # type: ignore[arg-type]
-    start.put(lost, b"an attempt that nobody waits for")
-    clock.days(4)
-    run_word_job(start, **{**JOB, **SMALL}, max_epochs=1)
-    wanted = expiry(2) if asked == "expire" else orphans()
-
-    def collected(store: Any) -> None:
-        run_gc(store, PATHS, wanted, GcOptions(clock=clock, pace=QUICK))
-
-    counted = Interrupted(copied(start, clock=clock, keep_times=True))
-    collected(counted)
-    assert counted.calls > 40
-    for at in share(range(1, counted.calls + 1)):
-        store = copied(start, clock=clock, keep_times=True)
-        running = run_of(store)
-        running.step()
-        collected(Interrupted(store, at, running.step))
-        newest = ParquetBackend(store, PATHS).epochs()[-1]
-        assert newest == 8
-        whole(store, PATHS, 7, 8)
-        assert reachable(store, PATHS) <= data_files(store, PATHS), f"before call {at}"
-        running.step()
-        whole(store, PATHS, 9)
 
 
 class PublishedLate(Wrapper):
