@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -488,31 +488,17 @@ CHANGES_OF_ROWS = frozenset({"edits", "forks"})
 SURGERY = CHANGES_OF_ROWS | OF_ARROYO_JOBS
 """Features after which verification must find no error."""
 
-"""By name, in the order in which they are set up."""
-
-EXPECTED: dict[str, int] = {}
-"""Features that are off, since a violation is found with each, within so many schedules."""
-
-
 ALONE = ("links", "no conditional create", "lost metadata", "cut metadata")
 """Features that the product answers by refusing, which the model does not follow beside others."""
 
 
-def drawn(seed: int, switched_on: Collection[str] | None = None) -> tuple[str, ...]:
-    """The features of the schedule of a seed.
-
-    Args:
-        switched_on: those that it may have; all but the expected ones unless given.
-    """
-    allowed = [one for one in FEATURES if one not in EXPECTED]
-    if switched_on is not None:
-        allowed = [one for one in FEATURES if one in switched_on]
+def drawn(seed: int) -> tuple[str, ...]:
+    """The features of the schedule of a seed."""
     chance = random.Random(f"features of {seed}")
-    if not allowed or chance.random() >= SHARE:
+    if chance.random() >= SHARE:
         return ()
-    pairs = [one for one in allowed if one not in ALONE]
-    two = chance.random() < 0.2 and len(pairs) > 1
-    chosen = chance.sample(pairs, 2) if two else chance.sample(allowed, 1)
+    pairs = [one for one in FEATURES if one not in ALONE]
+    chosen = chance.sample(pairs, 2) if chance.random() < 0.2 else chance.sample([*FEATURES], 1)
     return tuple(one for one in FEATURES if one in chosen)
 
 

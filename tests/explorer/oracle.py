@@ -16,7 +16,7 @@ from typing import Any
 from arroyo_dagster.state.codec import compaction_records
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from tests.explorer.truth import Truth
-from tests.explorer.world import DAY, HOUR, Object, Objects, Process, Violation
+from tests.explorer.world import DAY, HOUR, Object, Process, Violation
 
 _NUMBER = "([0-9]{7}|[1-9][0-9]{7,})"
 """The one way in which an epoch is written in a name."""
@@ -26,7 +26,6 @@ LEGACY_HEAD = re.compile(rf"([^/]+)/checkpoints/checkpoint-{_NUMBER}/metadata")
 OPERATOR = re.compile(rf"([^/]+)/checkpoints/checkpoint-{_NUMBER}/operator-.+/metadata")
 MANIFEST = "/checkpoint-manifest.pb"
 METADATA = (MANIFEST, "/metadata", ".record")
-DATA = re.compile(r".+/operator-.+/table-[^/]+")
 OURS = "/_arroyo_dagster/"
 CREATED_ONCE = re.compile(
     r".+(/epochs/epoch-\d+\.record|/checkpoint-manifest\.pb|/generation-manifest\.json"
@@ -76,28 +75,6 @@ def legacy_operators(data: bytes) -> tuple[str, ...]:
 def _outputs(data: bytes) -> tuple[str, ...]:
     record = compaction_records.decode_compaction_record(data, "a compaction record")
     return tuple(path for one in record.merged for path in one.output_paths)
-
-
-def reachable(objects: Objects, root: str) -> set[str]:
-    """Every data file that any metadata object of a job lists."""
-    found: set[str] = set()
-    for path, (data, _, _) in objects.items():
-        if not path.startswith(root + "/") or OURS in path:
-            continue
-        if path.endswith(MANIFEST):
-            found.update(listed(data, True))
-        elif OPERATOR.fullmatch(path):
-            found.update(listed(data, False))
-    return found
-
-
-def data_files(objects: Objects, root: str) -> set[str]:
-    """Every data file of a job."""
-    return {
-        path
-        for path in objects
-        if path.startswith(root + "/") and OURS not in path and DATA.fullmatch(path)
-    }
 
 
 @dataclass

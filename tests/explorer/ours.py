@@ -24,7 +24,6 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state import (
     Checkpoint,
-    Collector,
     CompactionOptions,
     CompactionPolicy,
     CompactionSettings,
@@ -33,16 +32,13 @@ from arroyo_dagster.state import (
     GcRequest,
     JobPaths,
     Layout,
-    Operator,
     OperatorCheckpoint,
-    OperatorContext,
     OperatorId,
     Pipeline,
     PlanKind,
     Retention,
     RewriteOptions,
     StatePath,
-    TableConfig,
     UndoOptions,
     global_table_config,
     list_jobs,
@@ -287,19 +283,6 @@ def inhabit(world: World) -> None:
 
 
 # ---- the job -------------------------------------------------------------------------------------
-
-
-class _Nothing(Operator):
-    def __init__(self, two_phase: bool) -> None:
-        self._two_phase = two_phase
-
-    def tables(self) -> Sequence[TableConfig]:
-        return CONFIGS[self._two_phase]
-
-    def process_batch(
-        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
-    ) -> None:
-        raise AssertionError("no rows come here")
 
 
 _KEYED = global_table_config("g", key=str, value=int)

@@ -15,12 +15,10 @@ import pytest
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import OperatorId, TableName
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.surgery.plans import TableAction
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import sessions
 from arroyo_dagster.state.operations.query.state import open_state
@@ -35,9 +33,7 @@ from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
 from tests.arroyo_jobs import (
     SECOND,
     TUPLES,
-    Telling,
     accumulators_config,
-    facts_of,
     stopped,
     table_rows,
     tuples_config,
@@ -208,15 +204,6 @@ def test_files_hold_one_key_range_in_order_and_with_exact_bounds(layout: Layout)
     assert [one.owners(3) for one in files] == [range(at, at + 1) for at in range(3)]  # type: ignore[union-attr]
 
 
-@LAYOUTS
-def test_a_bootstrap_is_undone_byte_for_byte(layout: Layout) -> None:
-    job = sql_job(layout, "job_b")
-    was = others(job.store)
-    bootstrap(job).run(job.store, options())
-    assert run_undo(job.store, job.paths, stopped(job.paths)).operation == "bootstrap"
-    assert others(job.store) == was
-
-
 @everywhere("layout")
 def test_a_fault_at_any_change_leaves_the_own_state_or_the_computed_one(
     layout: Layout, share: Share
@@ -239,21 +226,6 @@ def test_a_fault_at_any_change_leaves_the_own_state_or_the_computed_one(
         assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
         run_undo(store, job.paths, stopped(job.paths))
         assert others(store) == was, note
-
-
-@LAYOUTS
-def test_a_job_that_is_started_meanwhile_keeps_its_own_state(layout: Layout) -> None:
-    job = sql_job(layout, "job_b")
-    was = others(job.store)
-    at_rest = facts_of(job.paths, JobCondition.STOPPED, run_id=1)
-    asked = Telling(at_rest)
-    bootstrap(job, directory=JobDirectory([asked])).run(copied(job.store), options())
-    for at in range(2, asked.asked + 1):
-        store = copied(job.store)
-        said = Telling(at_rest, facts_of(job.paths, JobCondition.RUNNING, run_id=2), at)
-        with pytest.raises((ConflictError, InputError)):
-            bootstrap(job, directory=JobDirectory([said])).run(store, options())
-        assert others(store) == was
 
 
 def test_a_bootstrap_that_is_repeated_is_undone_step_by_step() -> None:
@@ -494,16 +466,6 @@ def test_rows_that_change_between_plan_and_execution_are_not_published() -> None
     with pytest.raises(ProtocolError, match="are not those of the plan"):
         wanted.run(job.store, options())
     assert others(job.store) == was
-
-
-def test_another_plan_than_the_approved_one_is_refused() -> None:
-    job = sql_job(Layout.LEGACY, "job_b")
-    approved = bootstrap(job).plan(job.store).digest
-    fewer = RowsHere(WINDOWS.rows.slice(1))
-    with pytest.raises(ConflictError, match="was approved"):
-        bootstrap(job, tables={key("window", "t"): fewer}).run(
-            job.store, options(approved=approved)
-        )
 
 
 class Counted(RowsHere):

@@ -9,7 +9,6 @@ import pytest
 
 from arroyo_dagster.state import (
     Checkpoint,
-    CheckpointState,
     Collector,
     Epoch,
     JobId,
@@ -39,28 +38,6 @@ from arroyo_dagster.state.storage import Counting
 from tests.jobs import output_of, run_word_job, state_of, word_job, words
 
 
-def without_epoch(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: tables for name, tables in state.items() if name}
-
-
-def test_every_epoch_is_what_a_run_that_ended_there_comes_to() -> None:
-    store = MemoryStore()
-    options: dict[str, Any] = {"rows": 15, "rows_per_epoch": 3}
-    seen: list[Checkpoint] = []
-
-    def look(checkpoint: Checkpoint) -> None:
-        seen.append(checkpoint)
-        assert checkpoint.state is CheckpointState.READY
-        fresh = MemoryStore()
-        shorter = {**options, "rows": 3 * checkpoint.epoch}
-        run_word_job(fresh, **shorter)
-        assert state_of(store, word_job(store)) == state_of(fresh, word_job(fresh))
-        assert output_of(store) == output_of(fresh)
-
-    run_pipeline(word_job(store, **options), store, on_epoch=look)
-    assert [checkpoint.epoch for checkpoint in seen] == [1, 2, 3, 4, 5]
-
-
 def test_every_kept_epoch_stays_restorable_while_the_job_goes_on() -> None:
     store = MemoryStore()
     made = word_job(store, rows=40, rows_per_epoch=2, keep_epochs=3, merge_files_after=2)
@@ -77,16 +54,6 @@ def test_every_kept_epoch_stays_restorable_while_the_job_goes_on() -> None:
     run_pipeline(made, store, on_epoch=look)
     assert min(kept[3:]) == 3
     assert max(kept) < 3 + 4
-
-
-def test_a_run_that_is_stopped_after_every_epoch_comes_to_the_same_as_one_that_is_not() -> None:
-    stopped, whole = MemoryStore(), MemoryStore()
-    options: dict[str, Any] = {"rows": 18, "rows_per_epoch": 3, "sinks": 2}
-    for _ in range(7):
-        run_word_job(stopped, **options, max_epochs=1)
-    run_word_job(whole, **options)
-    assert state_of(stopped, word_job(stopped)) == state_of(whole, word_job(whole))
-    assert output_of(stopped) == output_of(whole)
 
 
 @pytest.mark.parametrize("parallelisms", [(1, 4), (4, 1), (2, 3, 5, 2), (3, 1, 3)])

@@ -19,17 +19,15 @@ from arroyo_dagster.state import (
     Layout,
     ObjectStore,
     ParquetBackend,
-    StatePath,
     WorkerGeneration,
     WriteProtected,
     open_store,
 )
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
@@ -41,7 +39,6 @@ from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.surgery_jobs import SurgeryJob, surgery_job
 
-SINK = "sink_6"
 RUN = WorkerGeneration(3)
 NOW = EditOptions(quiet_seconds=0)
 
@@ -121,15 +118,6 @@ def test_it_is_not_undone_once_the_job_has_written_an_epoch() -> None:
     with pytest.raises(ConflictError, match="the job has continued from it"):
         run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW)
     assert others(job.store) == was
-
-
-def test_the_created_epoch_is_edited_like_any_other() -> None:
-    source, job = jobs()
-    run(source, job)
-    at = ParquetBackend(job.store, job.paths).load().operators[-1].min_watermark_micros
-    assert at is not None
-    edit = SetWatermark(at_micros=at + 1_000_000)
-    assert run_edit(job.store, job.paths, stopped(job.paths), edit, NOW).published
 
 
 @pytest.mark.parametrize(("mode", "crash"), [("before", False), ("after", True)])
@@ -236,13 +224,6 @@ def test_a_start_meanwhile_ends_it() -> None:
             pass
         assert isinstance(ParquetBackend(store, job.paths).next_restore(), StartEmpty), at
     assert state_of(source.store, source.paths) == was
-
-
-def test_files_of_other_operators_are_refused() -> None:
-    source, job = jobs()
-    directory = job.paths.checkpoint(Epoch(1), RUN)
-    job.store.put(StatePath(f"{directory}/operator-other_9/table-t-000"), b"x")
-    refused(source, job, "has an operator that the source lacks")
 
 
 def test_the_command_needs_nothing_by_hand(tmp_path: Path) -> None:

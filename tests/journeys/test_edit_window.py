@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, LeaseHeldError, StorageError
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.errors import ConflictError, StorageError
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits
 from arroyo_dagster.state.model.surgery.edits import NewPosition, SetOffsets, SetWatermark
@@ -140,14 +139,6 @@ def test_an_edit_that_changes_nothing_does_not_stop_the_job() -> None:
     model, _ = running(surgery_job(Layout.PROTOCOL))
     same = SetOffsets(positions=(NewPosition(partition="5", position="20", relative=False),))
     assert window(model, edit_of(model.job.paths, same)).end is WindowEnd.NOTHING_TO_DO
-    assert model.log == []
-
-
-def test_a_job_that_another_process_maintains_is_not_stopped() -> None:
-    model, _ = running(surgery_job(Layout.LEGACY))
-    held = lease(model.job.store, model.job.paths, "gc", LeaseOptions(clock=model.clock))
-    with held, pytest.raises(LeaseHeldError, match="gc"):
-        window(model, later(model))
     assert model.log == []
 
 

@@ -12,23 +12,20 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, TableAction
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
+from arroyo_dagster.state.operations.surgery.fork import run_fork
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
-from tests.arroyo_jobs import Telling, facts_of, stopped, table_rows
+from tests.arroyo_jobs import stopped, table_rows
 from tests.evolved_jobs import (
     COUNT,
     EXPIRING,
@@ -50,15 +47,14 @@ from tests.evolved_jobs import (
     schema_of,
     sql_job,
 )
-from tests.jobs import copied, listing
-from tests.journeys.test_fork import MODES, either_state_and_undone, nexmark
+from tests.jobs import listing
+from tests.journeys.test_fork import MODES, either_state_and_undone
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, held_rows
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 WAS = Sql()
 NOW = EditOptions(quiet_seconds=0)
 
@@ -225,48 +221,6 @@ def test_each_operator_loads_the_state_of_its_counterpart(name: str, layout: Lay
     assert listing(source.store) == untouched
     acts = {one.table for one in shown.tables if one.action is TableAction.FILLED}
     assert acts == set(change.filled)
-
-
-@pytest.mark.parametrize("parallelism", [1, 3])
-@pytest.mark.parametrize("into", list(Layout), ids=[one.value for one in Layout])
-def test_rows_reach_their_subtasks_in_another_layout_and_parallelism(
-    into: Layout, parallelism: int
-) -> None:
-    change = CHANGES["aggregates added before"]
-    source, job = two_jobs(
-        Layout.LEGACY, change.now, into=into, parallelism=parallelism, apart=False
-    )
-    was = loaded(source.store, source.paths)
-    unknown = " ".join(run(source, job).plan.unknown)
-    assert loaded(job.store, job.paths) == expected(was, WAS, change.now, change.numbers)
-    # The verifier restores each subtask: a row that its owner would not open is an error.
-    assert errors_of(job.store, job.paths) == set()
-    assert f"from parallelism 2 to {parallelism} was not tried" in unknown
-
-
-@LAYOUTS
-def test_the_job_goes_on_from_the_carried_state(layout: Layout) -> None:
-    change = CHANGES["aggregates added before"]
-    source, job = two_jobs(layout, change.now)
-    run(source, job)
-    held = loaded(job.store, job.paths)
-    job.start()
-    for _ in range(3):
-        job.write({})
-    assert loaded(job.store, job.paths) == held
-    assert errors_of(job.store, job.paths) == set()
-
-
-@LAYOUTS
-def test_jobs_of_equal_sql_evolve_as_they_fork(layout: Layout) -> None:
-    source, job = two_jobs(layout, WAS)
-    ids = {"source": taken(source), "store": job.store, "paths": job.paths}
-    forked = plan_fork(*ids.values(), stopped(job.paths))
-    evolved = plan(source, job)
-    assert evolved.watermarks == forked.watermarks
-    acts = [{(one.operator, one.table, one.action, one.files) for one in x.tables}
-            for x in (forked, evolved)]  # fmt: skip
-    assert acts[0] == acts[1]
 
 
 # ---- operators that are alike --------------------------------------------------------------------
@@ -597,14 +551,6 @@ def test_another_connector_is_no_counterpart() -> None:
         plan(source, job)
 
 
-def test_a_table_that_arroyo_restores_at_one_parallelism_only_is_refused_at_another() -> None:
-    source, job = two_with("source_n_40", "source_n_40", parallelism=3)
-    for one in (source, job):
-        with_source(one, "source_n_40", "nexmark source state", "s", {0: nexmark()})
-    with pytest.raises(InputError, match="cannot be restored at parallelism 3, only at 2"):
-        plan(source, job)
-
-
 def test_a_table_of_another_version_of_values_is_refused() -> None:
     source, job = two_with("source_n_40", "source_n_40")
     with_source(source, "source_n_40", "kafka offsets", "k", {})
@@ -687,16 +633,6 @@ def test_a_value_that_json_does_not_know_is_no_fill() -> None:
 FULL = CHANGES["aggregates added before"]
 
 
-@LAYOUTS
-def test_an_evolve_is_undone_byte_for_byte(layout: Layout) -> None:
-    source, job = two_jobs(layout, FULL.now)
-    was = others(job.store)
-    run(source, job)
-    undone = run_undo(job.store, job.paths, stopped(job.paths))
-    assert (undone.done, undone.operation) == (True, "evolve")
-    assert others(job.store) == was
-
-
 @everywhere("layout")
 @MODES
 def test_a_fault_at_any_change_leaves_the_own_state_or_the_carried_one(
@@ -704,30 +640,3 @@ def test_a_fault_at_any_change_leaves_the_own_state_or_the_carried_one(
 ) -> None:
     source, job = two_jobs(layout, FULL.now)
     either_state_and_undone(job, partial(run, source, job), layout, share, (mode, crash))
-
-
-@LAYOUTS
-def test_a_job_that_is_started_meanwhile_keeps_its_own_state(layout: Layout) -> None:
-    source, job = two_jobs(layout, FULL.now)
-    was = others(job.store)
-    asked = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=1))
-    run(source, job, store=copied(job.store), directory=JobDirectory([asked]))
-    for at in range(2, asked.asked + 1, 3):
-        store = copied(job.store)
-        said = Telling(
-            facts_of(job.paths, JobCondition.STOPPED, run_id=1),
-            facts_of(job.paths, JobCondition.RUNNING, run_id=2),
-            at,
-        )
-        with pytest.raises((ConflictError, InputError)):
-            run(source, job, store=store, directory=JobDirectory([said]))
-        assert others(store) == was
-
-
-def test_another_plan_than_the_approved_one_is_refused() -> None:
-    source, job = two_jobs(Layout.LEGACY, FULL.now)
-    approved = plan(source, job).digest
-    before = others(job.store)
-    with pytest.raises(ConflictError, match="was approved"):
-        run(source, job, {"start_empty": [FULL.now.ids["window"]]}, approved=approved)
-    assert others(job.store) == before

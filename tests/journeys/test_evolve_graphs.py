@@ -145,33 +145,3 @@ def test_like_windows_with_other_targets_are_suggested_by_their_views() -> None:
     found = loaded(job.store, job.paths)
     assert found["tumbling_7", "t"] == was["tumbling_14", "t"]
     assert found["tumbling_17", "t"] == was["tumbling_4", "t"]
-
-
-def test_a_window_that_was_added_or_removed_decides_nothing_about_the_others() -> None:
-    for now, expected in (
-        (
-            {"tumbling_7": "new", "tumbling_17": "paid", "tumbling_19": "open"},
-            {"tumbling_4": "tumbling_17", "tumbling_14": "tumbling_19"},
-        ),
-        ({"tumbling_7": "open"}, {"tumbling_14": "tumbling_7"}),
-    ):
-        pairs, _ = suggested(jobs_of(now), now)
-        windows = {a: b for a, b in pairs.items() if a.startswith("tumbling")}
-        assert windows == expected
-
-
-def test_graphs_that_show_no_difference_leave_it_to_a_person() -> None:
-    same = {"tumbling_7": "x", "tumbling_17": "y"}
-    _, text = suggested(jobs_of(same), same)
-    assert "nothing shows which takes which" in text
-    assert "graphs=known" in text
-
-
-def test_the_graph_of_another_pipeline_is_left_out() -> None:
-    source, _ = jobs = jobs_of(NOW)
-    with (
-        api(jobs, [graph_of(source, WAS), graph_of(source, WAS)]) as directory,
-        pytest.raises(InputError, match="nothing shows which takes which") as refused,
-    ):
-        plan(jobs, directory)
-    assert "is not that of epoch" in str(refused.value)

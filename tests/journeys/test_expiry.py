@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
+from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
@@ -20,7 +20,7 @@ from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.wrappers import Counting, WriteProtected
+from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import (
@@ -68,30 +68,6 @@ def kept_whole(store: MemoryStore, keep: int) -> None:
     backend = ParquetBackend(store, PATHS)
     for epoch in backend.epochs()[-keep:]:
         backend.prepare_checkpoint_load(epoch)
-
-
-def test_a_dry_run_is_the_default_and_changes_nothing() -> None:
-    store = begun(8)
-    before = listing(store)
-    plan = plan_gc(WriteProtected(store), PATHS, to_keep(3))
-    assert plan.epochs == (1, 2, 3, 4, 5)
-    assert len(plan.data) > 0
-    assert plan.data.size_bytes > 0
-    assert listing(store) == before
-
-
-def test_the_newest_epochs_stay_and_a_second_run_finds_nothing() -> None:
-    store = begun(8)
-    planned = plan_gc(store, PATHS, to_keep(3))
-    done = run_gc(store, PATHS, to_keep(3))
-    assert done.done
-    assert done.plan.digest == planned.digest
-    assert ParquetBackend(store, PATHS).epochs() == [6, 7, 8]
-    kept_whole(store, 3)
-    again = run_gc(store, PATHS, to_keep(3))
-    assert not again.done
-    assert again.plan.objects == 0
-    assert end_of(store) == ended()
 
 
 def test_after_a_compaction_most_files_go() -> None:
@@ -156,19 +132,3 @@ def test_bad_requests_are_refused_before_anything_goes(tmp_path: Path) -> None:
     arroyo = open_store(unpack("flights", tmp_path))
     with pytest.raises(ProtocolError, match="unknown: no job-status source is configured"):
         plan_gc(WriteProtected(arroyo), list_jobs(arroyo)[0], to_keep(2))
-
-
-def test_unreadable_metadata_of_a_kept_epoch_is_never_nothing_referenced() -> None:
-    store = begun(6)
-    newest = ParquetBackend(store, PATHS).load()
-    store.put(newest.ref, store.read(newest.ref)[:40])
-    before = {p for p in listing(store) if OURS not in p}
-    with pytest.raises(FormatError):
-        run_gc(store, PATHS, to_keep(2))
-    assert {p for p in listing(store) if OURS not in p} == before
-
-
-def test_no_work_reads_no_data_file() -> None:
-    store = Counting(begun(6))
-    plan_gc(store, PATHS, to_keep(6))
-    assert not store.bytes_written.total()

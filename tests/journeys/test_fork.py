@@ -17,10 +17,8 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
@@ -36,9 +34,6 @@ from arroyo_dagster.state.tables.known.sources import (
 from tests.arroyo_jobs import (
     EVENTS,
     SECOND,
-    ArroyoJob,
-    Telling,
-    facts_of,
     stopped,
     table_rows,
     window_config,
@@ -151,20 +146,6 @@ def test_the_job_goes_on_from_the_source_state(layout: Layout) -> None:
     assert errors_of(job.store, job.paths) == set()
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_rows_reach_their_subtasks_at_another_parallelism(parallelism: int) -> None:
-    source, job = two_jobs(parallelism=parallelism)
-    theirs = state_of(source.store, source.paths)
-    plan = run(source, job).plan
-    found = state_of(job.store, job.paths)
-    for name in ("window_3", "join_4", "agg_5"):
-        assert found[name][1] == theirs[name][1]
-        assert found[name][0][2] == parallelism
-    # The verifier restores each subtask: a row that its owner would not open is an error.
-    assert errors_of(job.store, job.paths) == set()
-    assert any("was not tried on a real Arroyo" in one for one in plan.unknown)
-
-
 @LAYOUTS
 def test_a_table_that_the_source_has_no_rows_of_starts_empty(layout: Layout) -> None:
     source, job = two_jobs(layout, apart=True)
@@ -199,17 +180,6 @@ def test_compacted_files_of_late_epochs_do_not_look_doubled(layout: Layout) -> N
 
 
 # ---- undo and faults -----------------------------------------------------------------------------
-
-
-@LAYOUTS
-def test_a_fork_is_undone_byte_for_byte(layout: Layout) -> None:
-    source, job = two_jobs(layout)
-    was = others(job.store)
-    run(source, job)
-    undone = run_undo(job.store, job.paths, stopped(job.paths))
-    assert (undone.done, undone.operation) == (True, "fork")
-    assert others(job.store) == was
-    assert errors_of(job.store, job.paths) == set()
 
 
 MODES = pytest.mark.parametrize(
@@ -268,24 +238,6 @@ def test_a_fault_at_any_change_leaves_the_own_state_or_the_source_state(
 ) -> None:
     source, job = two_jobs(layout, apart=True)
     either_state_and_undone(job, partial(run, source, job), layout, share, (mode, crash))
-
-
-@LAYOUTS
-def test_a_job_that_is_started_meanwhile_keeps_its_own_state(layout: Layout) -> None:
-    source, job = two_jobs(layout, apart=True)
-    was = others(job.store)
-    asked = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=1))
-    run(source, job, store=copied(job.store), directory=JobDirectory([asked]))
-    for at in range(2, asked.asked + 1, 3):
-        store = copied(job.store)
-        said = Telling(
-            facts_of(job.paths, JobCondition.STOPPED, run_id=1),
-            facts_of(job.paths, JobCondition.RUNNING, run_id=2),
-            at,
-        )
-        with pytest.raises((ConflictError, InputError)):
-            run(source, job, store=store, directory=JobDirectory([said]))
-        assert others(store) == was
 
 
 # ---- refusals ------------------------------------------------------------------------------------
@@ -363,16 +315,6 @@ def test_a_table_that_arroyo_restores_at_one_parallelism_only_is_refused_at_anot
         plan_fork(taken(source), job.store, job.paths, stopped(job.paths))
 
 
-def test_a_table_that_nobody_knows_is_refused_at_another_parallelism() -> None:
-    source = ArroyoJob(Layout.LEGACY, job="job_a")
-    job = ArroyoJob(Layout.LEGACY, job="job_b", parallelism=3, store=source.store)
-    for one in (source, job):
-        one.write({})
-    found = StateSource(store=source.store, paths=source.paths)
-    with pytest.raises(InputError, match="cannot be restored at parallelism 3, only at 2"):
-        plan_fork(found, job.store, job.paths, stopped(job.paths))
-
-
 @LAYOUTS
 def test_a_job_is_not_forked_into_itself_nor_from_an_epoch_that_is_not_there(
     layout: Layout,
@@ -382,17 +324,6 @@ def test_a_job_is_not_forked_into_itself_nor_from_an_epoch_that_is_not_there(
         plan_fork(taken(job), job.store, job.paths, stopped(job.paths))
     with pytest.raises(NotFoundError, match="no such epoch"):
         plan_fork(taken(source, 99), job.store, job.paths, stopped(job.paths))
-
-
-@LAYOUTS
-def test_a_job_that_runs_is_planned_and_not_changed(layout: Layout) -> None:
-    source, job = two_jobs(layout)
-    before = listing(job.store)
-    said = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING))])
-    assert plan_fork(taken(source), job.store, job.paths, said).why_not is not None
-    with pytest.raises(InputError, match="the job runs"):
-        run(source, job, directory=said)
-    assert listing(job.store) == before
 
 
 @LAYOUTS

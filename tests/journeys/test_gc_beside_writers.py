@@ -12,10 +12,7 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
 from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.pins import pin_epoch
 from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
@@ -35,12 +32,10 @@ from tests.gc_jobs import (
     data_files,
     expiry,
     orphans,
-    reachable,
     restorable,
     whole,
 )
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
-from tests.shares import Share, dealt_out
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -51,37 +46,6 @@ SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
 def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
     return LocalRun.start(word_job(store, **{**JOB, **SMALL, **changes}), store)
-
-
-@pytest.mark.parametrize(("asked", "share"), dealt_out(["expire", "orphans"], 7))
-def test_a_writer_may_publish_between_any_two_calls_of_a_collector(
-    asked: str, share: Share, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = clock_of_all(monkeypatch)
-    start = begun(5, clock, **SMALL)
-    lost = PATHS.data_file("count", "counts", 0, 2, 1, attempt="lost")  # type: ignore[arg-type]
-    start.put(lost, b"an attempt that nobody waits for")
-    clock.days(4)
-    run_word_job(start, **{**JOB, **SMALL}, max_epochs=1)
-    wanted = expiry(2) if asked == "expire" else orphans()
-
-    def collected(store: Any) -> None:
-        run_gc(store, PATHS, wanted, GcOptions(clock=clock, pace=QUICK))
-
-    counted = Interrupted(copied(start, clock=clock, keep_times=True))
-    collected(counted)
-    assert counted.calls > 40
-    for at in share(range(1, counted.calls + 1)):
-        store = copied(start, clock=clock, keep_times=True)
-        running = run_of(store)
-        running.step()
-        collected(Interrupted(store, at, running.step))
-        newest = ParquetBackend(store, PATHS).epochs()[-1]
-        assert newest == 8
-        whole(store, PATHS, 7, 8)
-        assert reachable(store, PATHS) <= data_files(store, PATHS), f"before call {at}"
-        running.step()
-        whole(store, PATHS, 9)
 
 
 class PublishedLate(Wrapper):
@@ -262,22 +226,6 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
         except ConflictError:
             assert {*map(str, data_files(store, PATHS))} == seen[0], f"before call {at}"
         whole(store, PATHS, 4, 5)
-
-
-def test_what_a_compaction_has_merged_and_nobody_lists_yet_stays() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
-    running = run_of(store)
-    for _ in range(5):
-        running.step()
-    settings = CompactionSettings(policy=CompactionPolicy.FULL)
-    run_compaction(store, PATHS, settings, CompactionOptions(clock=clock))
-    clock.days(30)
-    plan = plan_gc(store, PATHS, orphans(GRACE_FLOOR_MICROS), now_micros=clock())
-    assert plan.objects == 0
-    assert plan.stays["referenced"][0] == len(reachable(store, PATHS))
-    running.step()
-    whole(store, PATHS, 6)
 
 
 def test_an_expired_and_collected_job_ends_as_one_that_was_left_alone(

@@ -204,16 +204,6 @@ def test_a_removal_that_was_given_up_can_begin_again() -> None:
     assert begun_at_all > 3
 
 
-def test_a_pin_that_was_lifted_does_not_keep_a_job_that_is_gone() -> None:
-    clock = Clock()
-    store = begun(3, clock, **SMALL)
-    pin_epoch(store, PATHS, Epoch(1), clock=clock)
-    unpin_epochs(store, PATHS, [Epoch(1)], clock=clock)
-    clock.days(4)
-    run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
-    assert without_ours(store) == {}
-
-
 @pytest.mark.parametrize("hidden", [range(1, 3), range(6, 9), range(9, 15), range(15, 16)])
 def test_epochs_of_the_legacy_layout_that_no_listing_shows_are_found_out(hidden: range) -> None:
     clock = Clock()

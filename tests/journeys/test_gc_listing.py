@@ -271,18 +271,6 @@ def test_an_attempt_that_is_newer_than_the_listing_keeps_its_files(tmp_path: Pat
 # ---- hostile listings ----------------------------------------------------------------------------
 
 
-def test_keys_are_decoded_as_they_are_stored(tmp_path: Path) -> None:
-    job = Job()
-    strange = job.put_lost(1, "100%<odd>+name é")
-    job.rows = job.listed()
-    job.made_at = job.clock.micros
-    job.clock.days(4)
-    listing = job.read(tmp_path)
-    assert strange in {info.path for info in listing.objects()}
-    plan = job.plan(listing, grace_micros=int(4.5 * DAY))
-    assert set(plan.data.paths) == set(job.plan(None, grace_micros=int(4.5 * DAY)).data.paths)
-
-
 @pytest.mark.parametrize("columns", ["", "encoded_path=path"])
 def test_a_key_that_decodes_to_another_name_deletes_nothing(columns: str, tmp_path: Path) -> None:
     """Keys that are encoded twice, or once too often for what the option says."""

@@ -42,7 +42,6 @@ from tests.gc_jobs import (
 
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
-FOREVER = 400
 
 
 def arroyo(

@@ -350,26 +350,6 @@ def root(
     return str(directory), healthy, damaged
 
 
-def test_many_jobs_are_listed_the_damaged_ones_by_name(
-    root: tuple[str, set[str], set[str]],
-) -> None:
-    url, healthy, damaged = root
-    began = time.perf_counter()
-    found = summarise_jobs(WriteProtected(open_store(url)))
-    took = time.perf_counter() - began
-    fine = {str(job.paths.root) for job in found if job.problem is None}
-    assert fine == healthy
-    assert len(healthy) == 4 * len(damaged) >= 80
-    broken = {str(job.paths.root): job for job in found if job.problem is not None}
-    assert set(broken) == damaged
-    for name, job in broken.items():
-        assert job.newest_epoch == 3
-        lost = job.newest is not None and not job.newest.operators
-        assert job.newest is None or (lost and "operators is missing" in str(job.problem))
-        assert name in str(job.problem)
-    assert took < 5
-
-
 def test_the_command_prints_all_of_them_and_ends_with_an_error(
     root: tuple[str, set[str], set[str]],
 ) -> None:

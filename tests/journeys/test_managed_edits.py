@@ -12,7 +12,6 @@ import pytest
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
-from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseHeldError, lease
 from arroyo_dagster.state.model.checkpoints import CONTENT
@@ -153,12 +152,6 @@ def findings(store: ObjectStore, pipeline: Pipeline) -> tuple[Any, ...]:
 
 def stopped(pipeline: Pipeline, condition: JobCondition = JobCondition.STOPPED) -> JobDirectory:
     return JobDirectory([Telling(facts_of(pipeline.paths, condition=condition))])
-
-
-@pytest.fixture
-def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waiting for the lease of a process that died."""
-    monkeypatch.setattr(leases, "_check_free", lambda *_: None)
 
 
 # ---- what an edit does ---------------------------------------------------------------------------
@@ -535,17 +528,6 @@ def test_two_tools_at_once_one_edits_and_the_other_is_refused() -> None:
         run(Meanwhile(store), pipeline, KEY)
     assert content(store, pipeline)["count"]["counts"]["a"] == 1000
     assert ParquetBackend(store, pipeline.paths).load().epoch == 9
-
-
-def test_another_plan_than_the_approved_one_is_refused() -> None:
-    store = written()
-    pipeline = job(store)
-    plan = plan_managed_edit(store, pipeline.paths, NOBODY, KEY)
-    run_pipeline(job(store), store, max_epochs=1)
-    was = listing(store)
-    with pytest.raises(ConflictError, match="review the new plan"):
-        run(store, pipeline, KEY, approved=plan.digest)
-    assert listing(store) == was
 
 
 # ---- faults --------------------------------------------------------------------------------------

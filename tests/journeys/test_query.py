@@ -9,7 +9,6 @@ import pickle
 from collections import Counter
 
 import polars as pl
-import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError, NotFoundError
@@ -18,7 +17,6 @@ from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.jobs import as_multiset, listing, table_content, written_by_word_job
 
 RETENTION = 60_000_000
@@ -53,19 +51,6 @@ def test_removals_are_applied_at_every_epoch(state: StateCatalog) -> None:
                 assert dict(zip(*rows.to_pydict().values(), strict=True)) == expected
     assert deleted
     assert listing(state.store) == before
-
-
-def test_filters_on_other_columns_see_current_rows_only(state: StateCatalog) -> None:
-    table = state.table("words/main.keep.rows".replace("words/main", '"words/main"'))
-    rows = table.to_arrow()
-    times = rows.column("_timestamp")
-    found = table.to_arrow(where=[("_timestamp", ">=", times[0])])
-    assert as_multiset(found) <= as_multiset(rows)
-    word = rows.column("word")[0].as_py()
-    assert table.lookup(word).num_rows == rows.column("word").to_pylist().count(word)
-    lazy = table.to_polars().filter(pl.col("word") == word).select("_timestamp")
-    assert lazy.collect().height == table.lookup(word).num_rows
-    assert table.lookup("never seen").num_rows == 0
 
 
 def test_a_scan_can_be_sent_to_another_process(state: StateCatalog) -> None:
@@ -141,13 +126,3 @@ def test_private_columns_are_masked_before_conditions_see_them(store: MemoryStor
     assert table.raw().to_arrow().column("_key_hash").null_count > 0
     with pytest.raises(InputError, match="private"):
         table.lookup(word)
-
-
-def test_the_rows_of_rows_and_of_a_query_are_the_same(state: StateCatalog) -> None:
-    epoch = state.job("main").epoch()
-    operator = epoch.checkpoint.operator("keep")
-    assert operator is not None
-    table = epoch.table("keep", "rows")
-    held = restored_rows(state.store, operator, "rows", managed=True).rows  # type: ignore[arg-type]
-    assert as_multiset(table.to_arrow()) == as_multiset(held)
-    assert isinstance(table.to_arrow(), pa.Table)

@@ -16,13 +16,10 @@ from arroyo_dagster.cli import main
 from arroyo_dagster.state import storage
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.catalog.query import (
-    OperatorSummary,
     ReadOptions,
-    describe_epoch,
     read_rows,
 )
 from arroyo_dagster.state.storage import WriteProtected, open_store
-from arroyo_dagster.state.tables.known.catalogue import Catalogue
 from tests.compat.arroyo import ARCHIVES, description, unpack
 
 Archive = Callable[[str], str]
@@ -79,61 +76,12 @@ def newest(job: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_epochs_agree_with_the_independent_reader(name: str, archive: Archive) -> None:
-    for path, job in description(name).items():
-        found = output("epochs", path, "--url", archive(name))
-        shown = [(one["epoch"], one["generation"], one["operators"], one["bytes"]) for one in found]
-        assert shown == [
-            (
-                epoch["epoch"],
-                epoch.get("generation"),
-                len(epoch["operators"]),
-                sum(table["bytes"] for table in tables_of(epoch).values()),
-            )
-            for epoch in job["epochs"]
-        ]
-        assert {one["state"] for one in found} == {"ready"}
-        files = [sum(t["files"] for t in tables_of(epoch).values()) for epoch in job["epochs"]]
-        assert [one["files"] for one in found] == files
-
-
 def tables_of(epoch: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return {
         (operator, table): facts
         for operator, one in epoch["operators"].items()
         for table, facts in one["tables"].items()
     }
-
-
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_show_agrees_with_the_independent_reader_at_every_epoch(
-    name: str, archive: Archive
-) -> None:
-    store = WriteProtected(open_store(archive(name)))
-    for path, job in description(name).items():
-        paths = find_job(store, path)
-        for epoch in job["epochs"]:
-            found = describe_epoch(store, paths, epoch["epoch"])
-            assert {one.operator: summary(one) for one in found.operators} == {
-                operator: (
-                    one["parallelism"],
-                    one["min_watermark_us"],
-                    {
-                        table: (facts["kind"], facts["files"], facts["rows"], facts["bytes"])
-                        for table, facts in one["tables"].items()
-                    },
-                )
-                for operator, one in epoch["operators"].items()
-            }
-
-
-def summary(one: OperatorSummary) -> tuple[int, int | None, dict[str, Any]]:
-    kinds = {"global keyed": "global", "expiring time-key": "expiring"}
-    tables = {
-        str(t.table): (kinds[t.kind.label], t.files, t.rows, t.size_bytes) for t in one.tables
-    }
-    return one.parallelism, one.watermark_micros, tables
 
 
 def test_show_as_json_holds_what_was_promised(archive: Archive) -> None:
@@ -168,26 +116,6 @@ def test_rows_of_every_table_of_arroyo_are_plain_json(name: str, archive: Archiv
             elif facts["generational"]:
                 whole = read_rows(store, paths, operator, table, ReadOptions(history=True, limit=1))
                 assert 0 < found.count < whole.count == facts["rows"]
-
-
-@pytest.mark.parametrize("name", ARCHIVES)
-def test_raw_keys_and_values_are_those_that_arroyo_wrote(name: str, archive: Archive) -> None:
-    store = WriteProtected(open_store(archive(name)))
-    compared = 0
-    for path, job in description(name).items():
-        paths = find_job(store, path)
-        for (operator, table), facts in tables_of(newest(job)).items():
-            if "entries_hex" not in facts:
-                continue
-            # Where subtasks write one key, which of the values wins is up to the order of files.
-            rows = read_rows(
-                store, paths, operator, table, ReadOptions(catalogue=Catalogue(()))
-            ).rows
-            entries = [[row["key_hex"], row["value_hex"]] for row in rows]
-            assert {key for key, _ in entries} == {key for key, _ in facts["entries_hex"]}
-            assert all(entry in facts["entries_hex"] for entry in entries)
-            compared += len(entries)
-    assert compared >= 10
 
 
 def test_two_columns_of_one_name_are_both_shown(archive: Archive) -> None:

@@ -40,11 +40,10 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
+from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild, run_rebuild
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import Telling, content, facts_of, stopped
@@ -276,16 +275,6 @@ def test_other_plans_and_managed_jobs_are_refused() -> None:
     pipeline = word_job(store)
     pipeline.layout = Layout.LEGACY
     refused(store, pipeline.paths, "this is a managed job", error=InputError)
-
-
-def test_an_epoch_that_was_edited_is_refused() -> None:
-    job = surgery_job(Layout.LEGACY)
-    store, paths = job.store, job.paths
-    at = ParquetBackend(store, paths).load().operators[-1].min_watermark_micros
-    assert at is not None
-    run_edit(store, paths, stopped(paths), SetWatermark(at_micros=at + 1_000_000), NOW)
-    lost(store, paths, "window_3")
-    refused(store, paths, "edited or compacted in place")
 
 
 # ---- faults --------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from arroyo_dagster import cli
 from arroyo_dagster.errors import (
     ArroyoStateError,
-    ConflictError,
     InputError,
     NotFoundError,
     ProtocolError,
@@ -458,27 +457,6 @@ def test_managed_jobs_and_edited_epochs_are_refused() -> None:
     run_edit(job.store, job.paths, stopped(job.paths), edit, NOW)
     lose(job.store, the_manifest(job.paths))
     refused(job.store, job.paths, "edited or compacted in place")
-
-
-def test_a_broken_data_file_is_refused() -> None:
-    job = whole_job()
-    lose(job.store, the_manifest(job.paths))
-    directory = job.paths.operator(RUN_OPERATOR, Epoch(3), RUN)
-    path = next(p for p in own(job.store, job.paths) if p.startswith(f"{directory}/table-"))
-    job.store.put(StatePath(path), b"PAR1")
-    refused(job.store, job.paths, "a data file of the epoch is broken", error=ArroyoStateError)
-
-
-def test_a_job_that_is_started_meanwhile_is_left_alone() -> None:
-    job = whole_job()
-    store, paths = job.store, job.paths
-    lose(store, the_manifest(paths))
-    running = JobDirectory([Telling(facts_of(paths, JobCondition.RUNNING))])
-    refused(store, paths, "cannot be rewritten now", directory=running, error=InputError)
-    starts = Telling(
-        facts_of(paths, JobCondition.STOPPED), facts_of(paths, JobCondition.RUNNING), at=3
-    )
-    refused(store, paths, "the job changed", directory=JobDirectory([starts]), error=ConflictError)
 
 
 @pytest.mark.parametrize("mode", ["before", "after"])

@@ -100,28 +100,6 @@ def test_each_subtask_gets_its_own_files_and_together_they_load_the_same(
     assert evidence.endswith(plan.preconditions[-1].evidence)
 
 
-def test_a_parallelism_that_the_files_fit_changes_nothing() -> None:
-    job = surgery_job(Layout.LEGACY)
-    was = others(job.store)
-    outcome = run(job.store, job, 2)
-    assert (outcome.plan.empty, outcome.published, outcome.plan.unknown) == (True, False, ())
-    assert outcome.plan.afterwards == ()
-    assert others(job.store) == was
-
-
-@LAYOUTS
-def test_the_job_goes_on_at_the_new_parallelism(layout: Layout) -> None:
-    job = surgery_job(layout)
-    rows = held_rows(job.store, job.paths)
-    run(job.store, job, 3)
-    job.start()
-    job.parallelism = 3
-    for _ in range(2):
-        job.write({})
-    assert held_rows(job.store, job.paths) == rows
-    assert errors_of(job.store, job.paths) == set()
-
-
 def test_subtasks_of_impulse_sources_that_come_or_go_are_named() -> None:
     job = surgery_job(Layout.LEGACY)
     more = run(copied(job.store), job, 4).plan
@@ -156,16 +134,6 @@ def test_real_jobs_hold_their_rows(
 
 
 # ---- undo and faults -----------------------------------------------------------------------------
-
-
-@LAYOUTS
-def test_a_rescale_is_undone_byte_for_byte(layout: Layout) -> None:
-    job = surgery_job(layout)
-    was = others(job.store)
-    run(job.store, job, 3)
-    undone = run_undo(job.store, job.paths, stopped(job.paths))
-    assert (undone.done, undone.operation) == (True, "rescale")
-    assert others(job.store) == was
 
 
 @everywhere("layout")

@@ -48,7 +48,6 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.codec.plans import plan_to_json
-from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor, poll_fleet
@@ -94,12 +93,6 @@ def tables_of(store: ObjectStore, pipeline: Pipeline) -> dict[str, Any]:
 
 def states(store: ObjectStore, paths: JobPaths) -> dict[int, str | None]:
     return {one.epoch: one.state and one.state.value for one in list_epochs(store, paths)}
-
-
-@pytest.fixture
-def restarts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without waiting for the lease of a process that died."""
-    monkeypatch.setattr(leases, "_check_free", lambda *_: None)
 
 
 # ---- ways in which the newest epoch is damaged ---------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
@@ -218,35 +218,6 @@ def test_a_column_is_added_widened_and_dropped_and_rows_stay() -> None:
     assert shown.rows[0].keys() == {"key", "a", "_timestamp"}
 
 
-def test_a_column_that_comes_back_does_not_bring_its_old_values() -> None:
-    for compacted in (False, True):
-        job = Job()
-        job.run(FIRST, [KEEPS])
-        job.run({"a": pa.int32()}, [KEEPS])
-        if compacted:
-            assert job.compact()
-        job.run({"a": pa.int32(), "b": pa.large_string()}, [KEEPS])
-        job.check()
-        assert sum(row["b"] is None for row in job.model) == 12
-
-
-def test_a_delete_of_one_row_does_not_grow_when_its_column_is_dropped() -> None:
-    """Two rows that differ in `a` only; one of them was deleted before `a` was dropped."""
-    for compacted in (False, True):
-        job = Job()
-        keep, drop = ("x", "keep", 1), ("x", "drop value", 1)
-        job.run({"a": pa.int16()}, [[keep, keep, keep], [drop]])
-        assert len(job.model) == 2
-        job.check()
-        job.run({}, [])
-        job.check()
-        if compacted:
-            job.compact()
-            job.check()
-        job.run({"b": pa.string()}, [[keep]])
-        job.check()
-
-
 def test_files_of_several_schemas_merge_into_the_newest() -> None:
     job = Job()
     job.run(FIRST, [KEEPS, KEEPS])
@@ -303,7 +274,20 @@ _PHASES = st.lists(
 )
 
 
+_X = [("x", "keep", 1)]
+_COMES_BACK = [({"a", "b"}, [KEEPS], 2), ({"a"}, [KEEPS], 2), ({"a", "b"}, [KEEPS], 2)]
+_DELETED_BEFORE_ITS_COLUMN_GOES = [
+    ({"a"}, [_X * 3, [("x", "drop value", 1)]], 2),
+    (set(), [], 2),
+    ({"b"}, [_X], 2),
+]
+
+
 @given(phases=_PHASES)
+@example(phases=[(*one, False) for one in _COMES_BACK])
+@example(phases=[(*one, True) for one in _COMES_BACK])
+@example(phases=[(*one, False) for one in _DELETED_BEFORE_ITS_COLUMN_GOES])
+@example(phases=[(*one, True) for one in _DELETED_BEFORE_ITS_COLUMN_GOES])
 def test_any_history_of_schemas_deletes_rescales_and_merges_keeps_the_rows(
     phases: list[tuple[set[str], list[list[Command]], int, bool]],
 ) -> None:

@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.dataflow.errors import SqlError, StateAccessError
-from arroyo_dagster.dataflow.views.frames import Frame, query
-from arroyo_dagster.dataflow.views.sql import Tables
-from tests.dataflows import SECOND, Clock, Flow, builder, definition, reader, row_of, sent
+from tests.dataflows import SECOND, Clock, Flow, builder, definition, reader, row_of
 
 WORDS = ["apple", "orange", "banana", "orange", "grape", "orange", "banana"]
-RAW = definition("", converter="raw")
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
@@ -302,12 +298,3 @@ def test_a19_a_full_outer_join_of_two_tables() -> None:
     flow.send("words", ["a", "b", "b"])
     flow.send("others", ["b", "c"])
     assert flow.send("asked", ["?"]).sinks["answers"].values == ["a=1 b=3 c=1"]
-
-
-def test_sent_records_may_have_keys_and_times() -> None:
-    assert sent("x", key="k", time_ms=5).key == b"k"
-    assert isinstance(query(Tables([]), "show tables"), Frame)
-    with pytest.raises(SqlError):
-        query(Tables([]), "drop table x")
-    with pytest.raises(StateAccessError):
-        query(Tables([]), "show tables").col("nothing")

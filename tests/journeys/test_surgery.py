@@ -50,6 +50,7 @@ from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edi
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.verify.job import verify_job
+from arroyo_dagster.state.planning.verify.findings import Severity
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
@@ -284,18 +285,6 @@ def test_a_watermark_moves_at_generators_and_operators_and_nowhere_else(layout: 
 
 
 @LAYOUTS
-def test_a_watermark_that_goes_back_says_which_windows_come_twice(layout: Layout) -> None:
-    job = surgery_job(layout)
-    plan = plan_edit(
-        job.store, job.paths, stopped(job.paths), SetWatermark(at_micros=WATERMARK - SECOND)
-    )
-    (twice,) = plan.duplicate_outputs
-    assert "1970-01-02T03:47:39" in twice
-    assert "1970-01-02T03:47:40" in twice
-    assert plan.missing_outputs == ()
-
-
-@LAYOUTS
 def test_an_entry_is_set_in_the_form_in_which_it_is_printed(layout: Layout) -> None:
     job = surgery_job(layout)
     before = state_of(job.store, job.paths)
@@ -371,7 +360,10 @@ def test_a_table_without_a_row_left_vanishes_as_arroyo_lets_it(layout: Layout) -
     assert errors_of(job.store, job.paths) == set()
     for info in job.store.list_dir(job.paths.edits).objects:
         job.store.delete_many([info.path])
-    assert errors_of(job.store, job.paths) == {"file-lost"}
+    found = verify_job(WriteProtected(job.store), job.paths, level=MAX_LEVEL).verdict
+    lost = {one.severity for one in found.findings if one.code == "file-lost"}
+    # The first run of a legacy job may have been started without state: its metadata does not tell.
+    assert lost == {Severity.WARNING if layout is Layout.LEGACY else Severity.ERROR}
 
 
 @LAYOUTS
@@ -546,16 +538,6 @@ def test_a_later_edit_may_restore_what_an_earlier_one_changed(layout: Layout) ->
     while run_undo(job.store, job.paths, stopped(job.paths)).done:
         assert errors_of(job.store, job.paths) == set()
     assert others(job.store) == was
-
-
-@LAYOUTS
-def test_an_edit_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> None:
-    job = surgery_job(layout)
-    run(job.store, job, KEY)
-    job.start()
-    job.write({})
-    with pytest.raises(ConflictError, match="was rewritten, but the job would now restore"):
-        run_undo(job.store, job.paths, stopped(job.paths))
 
 
 # ---- faults --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ own an epoch; the other stops with a ConflictError, and whoever starts next find
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -144,20 +144,3 @@ def test_two_starters_and_publishers_in_any_order_leave_one_going_on(
     # Both stop where the older published just before it was fenced; the newer is told to try again.
     assert {(True, False), (False, True), (False, False)} <= went_on
     assert told_to_try_again
-
-
-def alternating() -> Iterator[tuple[int, int]]:
-    for mine in (1, 2, 3, 5):
-        for other in (1, 2, 3, 5):
-            yield mine, other
-
-
-def test_two_writers_that_take_turns_leave_one_going_on(begun: MemoryStore, expected: Any) -> None:
-    for start in (MemoryStore(), begun):
-        for turns in alternating():
-            store = copied(start)
-            writers = [Writer(store), Writer(store)]
-            while not all(writer.done for writer in writers):
-                for writer, calls in zip(writers, turns, strict=True):
-                    writer.go(calls)
-            check(store, writers, expected, turns)

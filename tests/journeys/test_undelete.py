@@ -228,15 +228,6 @@ def test_no_more_comes_back_than_was_planned() -> None:
     assert run_undelete(store, PATHS, name, options, plan=plan) == list(plan.objects)
 
 
-def test_a_quarantine_that_is_not_there_is_named_with_those_that_are() -> None:
-    clock = Clock()
-    store = begun(5, clock, **SMALL)
-    name = quarantine_objects(store, PATHS, expiry(3), clock)
-    with pytest.raises(NotFoundError, match="no such quarantine") as caught:
-        plan_undelete(store, PATHS, "none")
-    assert caught.value.facts["known"] == name
-
-
 class DeletedBefore(Wrapper):
     """A writer whose retention deletes some objects just before another one is written."""
 

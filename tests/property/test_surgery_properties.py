@@ -47,7 +47,6 @@ VALUES = {
     pa.int64(): st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]),
     pa.uint64(): st.sampled_from([0, 1, 2**63, 2**64 - 1]),
 }
-Batch = dict[str, pa.Table]
 
 
 def some(columns: Sequence[Column]) -> st.SearchStrategy[tuple[Column, ...]]:

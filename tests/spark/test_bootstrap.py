@@ -28,7 +28,7 @@ from arroyo_dagster.orchestration.surgery.bootstrapped_state import (
 )
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, computed_bootstrap
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import SessionRow, sessions
@@ -36,14 +36,11 @@ from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests import surgery_demo
-from tests.arroyo_jobs import SECOND, stopped
+from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_generational import FLIGHTS, lines_read
-from tests.compat.test_surgery import positions
-from tests.evolved_jobs import Rows, Sql, in_order, loaded, sql_job
-from tests.journeys.test_bootstrap import EVENTS, NOW, groups_of, windows_of
+from tests.evolved_jobs import Rows, in_order, loaded
 from tests.journeys.test_surgery import errors_of
-from tests.surgery_jobs import WATERMARK
 
 PAGE = Path(__file__).parents[2] / "docs" / "change-sql.md"
 FILE = "/data/in/flights.json"
@@ -209,40 +206,6 @@ def test_the_state_of_the_same_events_is_that_of_a_real_arroyo(flights: Flights,
     same_rows(before, loaded(store, paths), shapes)
     assert open_sessions(store, name) == waiting
     assert errors_of(store, paths) == set()
-
-
-def test_spark_computes_and_writes_the_tables_of_a_job(session: Any, tmp_path: Path) -> None:
-    made = sql_job(Layout.PROTOCOL, "job_b")
-    store = open_store(f"file://{tmp_path}")
-    for info in made.store.list():
-        store.put(info.path, made.store.read(info.path))
-    events = session.createDataFrame(pa.table(EVENTS).to_pandas())
-    events.createOrReplaceTempView("events")
-    windows = session.sql(
-        "select k, count(*) as `count(Int64(1))[count]`, sum(v) as `sum(v)[sum]`, "
-        "timestamp_seconds(at - at % 10) as _timestamp from events group by k, at - at % 10"
-    ).repartition(3)
-    groups = session.sql(
-        "select k, count(*) as `count(Int64(1))[count]`, max(v) as `max(v)[value]`, "
-        "timestamp_seconds(max(at)) as _timestamp, count(*) as _generation from events group by k"
-    ).repartition(2)
-    ids = Sql().ids
-    cut = Bootstrap(
-        tables={f"{ids['window']}.t": windows, f"{ids['totals']}.a": groups},
-        watermark_micros=WATERMARK + 5 * SECOND,
-        positions={ids["source"]: {"0": 4711}},
-    ).job(made.paths, stopped(made.paths))
-    was = {info.path: store.read(info.path) for info in store.list(made.paths.root)}
-    plan = cut.plan(store)
-    assert {info.path for info in store.list(made.paths.root)} == was.keys()
-    assert cut.run(store, EditOptions(quiet_seconds=0), plan=plan).published
-    found = loaded(store, made.paths)
-    assert found[ids["window"], "t"] == windows_of(NOW)
-    assert found[ids["totals"], "a"] == groups_of()
-    assert positions(store, made.paths)[ids["source"], "0"] == 4711
-    assert errors_of(store, made.paths) == set()
-    run_undo(store, made.paths, stopped(made.paths))
-    assert loaded(store, made.paths) == loaded(made.store, made.paths)
 
 
 @pytest.mark.usefixtures("flights")

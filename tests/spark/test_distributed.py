@@ -10,21 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark, run_undelete_on_spark
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.spark.verify import verify_job_on_spark
 from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
-    CompactionPolicy,
-    CompactionSettings,
     Epoch,
     GcOptions,
     JobPaths,
     ObjectStore,
     ParquetBackend,
     open_store,
-    run_compaction,
     run_gc,
     verify_job,
 )
@@ -34,8 +30,6 @@ from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.planning.engines import StepEngine
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import expiry, without_ours
-from tests.jobs import run_word_job, word_job
-from tests.words import tables_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,28 +144,3 @@ def _last_epochs_list_little(store: ObjectStore, paths: JobPaths, layout: str) -
     job = Written(store, paths, keep=1, start=newest.finish_time_micros)
     job.epoch, job._ref = newest.epoch, newest.ref if layout == "protocol" else None
     job.epochs(3 if layout == "protocol" else 12)
-
-
-def test_compaction_of_many_files_comes_to_the_same_rows(
-    session: SparkSession, tmp_path: Path
-) -> None:
-    full = CompactionSettings(policy=CompactionPolicy.FULL)
-    found = []
-    for name in ("here", "there"):
-        store = open_store(f"file://{tmp_path / name}", options={"sync": False})
-        options = {"rows_per_epoch": 4, "keep_epochs": None, "merge_files_after": 999}
-        run_word_job(store, rows=160, parallelism=4, **options)
-        paths = word_job(store).paths
-        content = tables_of(store, ParquetBackend(store, paths).load())
-        if name == "here":
-            outcome = run_compaction(store, paths, full)
-        else:
-            outcome = run_compaction_on_spark(
-                lambda: session, store, paths, full, thresholds=ALWAYS
-            )
-        assert tables_of(store, ParquetBackend(store, paths).load()) == content
-        found.append(outcome)
-    assert found[0].plan.files_before > 200
-    assert all(merge.same for outcome in found for merge in outcome.merges)
-    assert [one.rows_out for one in found[0].merges] == [one.rows_out for one in found[1].merges]
-    assert found[0].files_after == found[1].files_after

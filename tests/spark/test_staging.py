@@ -81,20 +81,6 @@ def place(session: Any, tmp_path: Path) -> Place:
     return Place(session, tmp_path)
 
 
-def test_what_a_source_of_spark_has_lands_once_and_goes_on_where_it_stopped(place: Place) -> None:
-    place.write("a.json", "to", "be")
-    place.stage()
-    assert place.words() == ["to", "be"]
-    first = place.source.latest_offset(place.source.initial_offset())
-    place.write("b.json", "or")
-    place.write("c.json", "not")
-    place.stage()
-    assert staged_batches(place.store, DIRECTORY) == [0, 1, 2]
-    assert sorted(place.words(first)) == ["not", "or"]
-    place.stage()
-    assert staged_batches(place.store, DIRECTORY) == [0, 1, 2]
-
-
 def test_records_are_numbered_in_the_order_they_are_read_in(place: Place) -> None:
     for name in "abc":
         place.write(f"{name}.json", *"xyz")

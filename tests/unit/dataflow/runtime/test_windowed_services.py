@@ -17,15 +17,6 @@ ROWS: dict[str, Any] = {
 }
 
 
-def test_a_late_record_moves_no_window_and_a_restart_forgets_no_watermark() -> None:
-    flow = windowed(watermark="grace-period: 5s")
-    flow.send("events", [event(1), event(16)])
-    flow.restart()
-    flow.send("events", [event(2), event(9), event(26)])
-    assert flow.sinks["closed"].values == [[["k", 1]], [["k", 1]]]
-    assert flow.metrics("build")["window"].dropped_late == 2
-
-
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize(("value", "column"), [("{type: u32}", "value"), (row_of(n="u32"), "n")])
 def test_whole_batches_fill_the_windows_that_records_fill_one_by_one(
