@@ -274,7 +274,7 @@ class ArroyoJob:
             job=self.paths.job,
             epoch=epoch,
             min_epoch=Epoch(0),
-            start_time_micros=1,
+            start_time_micros=time.time_ns() // 1000,
             finish_time_micros=time.time_ns() // 1000,
             operators=tuple(one.operator for one in operators),
         )

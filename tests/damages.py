@@ -825,7 +825,8 @@ def compaction_outputs_gone(scene: Scene) -> Expected:
 def compaction_record_broken(scene: Scene) -> Expected:
     path = scene.paths.compactions / "0000001-x.json"
     scene.store.put(path, b"{")
-    return warnings("compaction-unreadable", path)
+    unreadable = warnings("compaction-unreadable", path)
+    return unreadable | {("error", "record-unreadable", path)}
 
 
 def compaction_taken_over_in_part(scene: Scene) -> Expected:

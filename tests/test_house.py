@@ -36,7 +36,7 @@ MOST_LINES = {
     "spark": 7_248,
     "state.codec": 8_243,
     "state.errors": 5,
-    "state.metadata": 3_118,
+    "state.metadata": 3_122,
     "state.model": 6_338,
     "state.operations": 30_928,
     "state.planning": 11_741,

@@ -136,7 +136,7 @@ def _regardless() -> Iterator[None]:
 MUTANTS: dict[str, Callable[[], Any]] = {
     "pins are ignored": _instead(roots_read.Reader, "pins_in_full", _without_pins),
     "the parent of the newest epoch is skipped": _instead(
-        expiry, "_needed_by_recovery", lambda roots, newest: roots.current[:1]
+        expiry, "_needed_by_recovery", lambda roots, *asked: roots.current[:1]
     ),
     "the parents of pinned epochs are skipped": _instead(expiry, "_parents_of_pinned", _no_parents),
     "a listing that is cut short is trusted": _listing_trusted,
@@ -220,7 +220,9 @@ def _by_the_writers_clock(roots: Any, retention: Any, *, newest: Any, now_micros
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
         keeping += [one.epoch for one in roots.epochs if one.finish_time_micros >= since]
-    oldest = min([*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots, newest))])
+    oldest = min(
+        [*keeping, *(one.epoch for one in expiry._needed_by_recovery(roots, retention, newest))]
+    )
     if roots.paths.layout is Layout.LEGACY:
         return min(oldest, max(0, newest - expiry.LEGACY_EPOCHS_BEFORE_NEWEST))
     return oldest

@@ -308,7 +308,9 @@ def test_the_command_creates_the_epoch_and_names_what_is_left(tmp_path: Path) ->
     for info in job.store.list():
         target.put(info.path, job.store.read(info.path))
     known = database(tmp_path / "state.sqlite", "inprogress")
-    (documented,) = blocks("docs/edit-state.md", "sh")[-1].splitlines()
+    documented = next(
+        text for text in blocks("docs/edit-state.md", "sh") if "--create" in text
+    ).strip()
     words = documented.replace("SOURCE", "job_a").replace("JOB", "job_b").split()
     assert words[-2:] == ["--arroyo-db", "/var/lib/arroyo/state.sqlite"]
     given = [*words[1:-1], known, "--url", target.url]

@@ -75,7 +75,7 @@ DAMAGES: dict[str, tuple[Callable[[Damaged], None], tuple[str, ...], set[tuple[s
         (),
         {("error", "newest-epoch-unreadable"), ("error", "metadata-unreadable")},
     ),
-    "pins": (_pins, (), {("error", "health-unknown")}),
+    "pins": (_pins, (), {("error", "health-unknown"), ("error", "record-unreadable")}),
     "lost record": (
         lambda job: job.lose(job.record(7)),
         (),

@@ -42,7 +42,7 @@ def test_ten_cells_lead_to_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert top["value"].to_list() == sorted(top["value"].to_list(), reverse=True)
     assert found.num_rows == 1
     assert changed["_change"].to_list()
-    assert sources[0][1:] == (240, "advances")
+    assert sources.row(0) == (240, "advances")
     plot = ElementTree.fromstring(values[-1]._repr_svg_())
     lines = [one for one in plot if one.tag.endswith("polyline")]
     assert len(lines) == 4

@@ -107,7 +107,7 @@ def test_the_alerts_name_checks_that_exist() -> None:
     graph = build_arroyo_definitions("s3://bucket/checkpoints").resolve_asset_graph()
     checks = {key.name for key in graph.asset_check_keys}
     named = set(
-        re.findall(r"`((?:every_job|row|referenced|read)_\w+|effective)`", _text(SCHEDULES))
+        re.findall(r"`((?:every_job|row|referenced)_\w+|read_back|effective)`", _text(SCHEDULES))
     )
     assert len(named) >= 6
     assert named <= checks

@@ -7,9 +7,10 @@ import platform
 import uuid
 from dataclasses import replace
 
-from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.json_fields import MAX_U64
 from arroyo_dagster.state.model.leases import LeaseRecord
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -79,7 +80,10 @@ def encode_record(
     acquired_at_micros: int,
     expires_at_micros: int,
 ) -> bytes:
-    """Encode the lease of this process."""
+    """Encode the lease of this process. Raises InputError: a number does not fit."""
+    for number in (duration_micros, acquired_at_micros, expires_at_micros):
+        if not -MAX_U64 <= number <= MAX_U64 or duration_micros < 0:
+            raise InputError(f"a lease cannot be written: {number:.3g} microseconds")
     return records.encode_json(
         {
             "version": records.OWN_VERSION,
