@@ -1,4 +1,4 @@
-"""Print the rewrite of an Arroyo job's state; `undo`."""
+"""Print the rewrite of an Arroyo job's state."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
-from arroyo_dagster.cli.rendering import print_json, print_lease_event, print_table
+from arroyo_dagster.cli.directory import directory_options
+from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.spark import session_of
 from arroyo_dagster.spark.settings import SparkSettings
@@ -25,16 +24,9 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteShard,
 )
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.rewrite import (
     RunRewrites,
     rewrite_here,
-)
-from arroyo_dagster.state.operations.compaction.rewrite_undo import (
-    UndoOptions,
-    UndoOutcome,
-    plan_undo,
-    run_undo,
 )
 from arroyo_dagster.state.operations.progress import timed
 
@@ -188,52 +180,3 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
         f"{format_bytes(plan.before.size_bytes)} became {format_bytes(after.size_bytes)}; epoch "
         f"{plan.epoch} lists them{repaired if outcome.repaired else ''}{'' if started else undo}"
     )
-
-
-def run_undo_command(
-    job: str,
-    sources: tuple[str | None, str | None, Sequence[str]],
-    *,
-    lease_wait_seconds: float,
-    url: str | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    """Undo the newest compaction or edit of an Arroyo job.
-
-    Args:
-        sources: of the job's status, as `directory_of_environment` takes them.
-    """
-    store = open_url(url) if yes else open_to_read(url)
-    paths = find_job(store, job)
-    directory = directory_of_environment(*sources)
-    options = UndoOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
-    outcome = (
-        run_undo(store, paths, directory, options)
-        if yes
-        else UndoOutcome.of_plan(plan_undo(store, paths, directory))
-    )
-    if as_json:
-        print_json(
-            {
-                "done": outcome.done,
-                "objects": list(outcome.objects),
-                "operation": outcome.operation,
-            }
-        )
-        return
-    undone = "compaction" if outcome.operation is None else f"edit {outcome.operation!r}"
-    for path in outcome.objects:
-        click.echo(path)
-    if not outcome.objects:
-        click.echo(f"{paths.root}: there is nothing to undo")
-    elif outcome.done:
-        click.echo(
-            f"{paths.root}: the original metadata was restored, from before the {undone}; no file "
-            "was deleted"
-        )
-    else:
-        click.echo(
-            f"{paths.root}: the original metadata would be restored, from before the {undone}; "
-            "nothing was changed, add --yes to execute"
-        )
