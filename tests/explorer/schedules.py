@@ -28,7 +28,7 @@ from tests.explorer.features import (
     SURGERY,
     Scene,
     draw_clock,
-    drawn,
+    features_of,
     may_finish,
     set_right,
     set_up,
@@ -219,7 +219,7 @@ def explore(
     Raises:
         Violation: something that must stay did not.
     """
-    names = drawn(seed) if features is None else tuple(features)
+    names = features_of(seed) if features is None else tuple(features)
     chance = random.Random(seed)
     bases = bases_of(chance, seed // SEEDS_PER_PAST, names)
     world = _world_of(bases, chance)

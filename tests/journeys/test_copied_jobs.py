@@ -21,10 +21,10 @@ from arroyo_dagster.state import (
     run_gc,
     run_pipeline,
 )
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import run_undelete
+from tests.gc_jobs import expiry
 from tests.jobs import word_job
 
 DAY = 24 * 3_600_000_000
@@ -80,7 +80,7 @@ def test_the_quarantine_of_a_copy_under_another_name_is_refused(verb: str) -> No
     original = pipeline_of(store, "words", Layout.PROTOCOL, 24)
     original.keep_epochs = None
     run_pipeline(original, store)
-    run_gc(store, original.paths, to_keep(2), GcOptions(quarantine=True))
+    run_gc(store, original.paths, expiry(2), GcOptions(quarantine=True))
     copy = JobPaths(JobId(original.paths.job), PipelineId("words2"))
     copied_under(store, original.paths, copy)
     before = objects_below(store, original.paths)

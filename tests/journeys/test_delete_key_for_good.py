@@ -26,13 +26,13 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
 from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage import MemoryStore, ObjectStore, configure
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.gc_jobs import expiry
 from tests.jobs import copied, state_of, word_job
 from tests.surgery_jobs import surgery_job
 
@@ -181,7 +181,7 @@ def test_an_expiry_that_is_interrupted_anywhere_is_finished_by_the_next(
     begun = MemoryStore()
     small = word_job(begun, rows=30, rows_per_epoch=6, parallelism=1, keep_epochs=None)
     run_pipeline(small, begun, max_epochs=4)
-    request = to_keep(1)
+    request = expiry(1)
     counted = FaultInjecting(copied(begun))
     assert run_gc(counted, small.paths, request).plan.keep_from == 4
     for at in range(1 + crash, counted.changes + 1, 2):

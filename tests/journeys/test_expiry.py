@@ -15,7 +15,6 @@ from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSe
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.compaction.job import run_compaction
 from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage import MemoryStore
@@ -23,6 +22,7 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.gc_jobs import expiry
 from tests.jobs import (
     copied,
     listing,
@@ -74,7 +74,7 @@ def test_after_a_compaction_most_files_go() -> None:
     store = begun(9)
     run_compaction(store, PATHS, FULL)
     files = sum("table-" in info.path for info in store.list())
-    run_gc(store, PATHS, to_keep(2))
+    run_gc(store, PATHS, expiry(2))
     left = sum("table-" in info.path for info in store.list())
     assert left < files
     kept_whole(store, 2)
@@ -87,9 +87,9 @@ def test_what_waits_to_be_taken_over_stays() -> None:
     for _ in range(6):
         run.step()
     run_compaction(store, PATHS, FULL)
-    run_gc(store, PATHS, to_keep(2))
+    run_gc(store, PATHS, expiry(2))
     run.step()
-    run_gc(store, PATHS, to_keep(2))
+    run_gc(store, PATHS, expiry(2))
     kept_whole(store, 2)
     assert end_of(store) == ended()
 
@@ -104,17 +104,17 @@ def test_a_fault_at_any_change_of_an_expiry_leaves_what_is_kept_whole(
 ) -> None:
     start, expected = begun(6, SHORT), ended(SHORT)
     counted = FaultInjecting(copied(start))
-    run_gc(counted, PATHS, to_keep(2))
+    run_gc(counted, PATHS, expiry(2))
     clean = {path for path in listing(counted) if OURS not in path}
     assert counted.changes > 6
     for at in share(range(1, counted.changes + 1)):
         store = copied(start)
         faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):
-            run_gc(faulty, PATHS, to_keep(2))
+            run_gc(faulty, PATHS, expiry(2))
         kept_whole(store, 2)
         at_once = copied(store)
-        run_gc(store, PATHS, to_keep(2))
+        run_gc(store, PATHS, expiry(2))
         left = {path for path in listing(store) if OURS not in path}
         assert left == clean, f"fault at change {at}: not finished by the next run"
         for end in either_or_both(at_once, store, at, both=both):
@@ -125,10 +125,10 @@ def test_bad_requests_are_refused_before_anything_goes(tmp_path: Path) -> None:
     store = begun(4)
     before = listing(store)
     with pytest.raises(InputError, match="at least 1"):
-        run_gc(store, PATHS, to_keep(0))
+        run_gc(store, PATHS, expiry(0))
     with lease(copied(store), PATHS, "other"):
         pass
     assert {p for p in listing(store) if OURS not in p} == set(before)
     arroyo = open_store(unpack("flights", tmp_path))
     with pytest.raises(ProtocolError, match="unknown: no job-status source is configured"):
-        plan_gc(WriteProtected(arroyo), list_jobs(arroyo)[0], to_keep(2))
+        plan_gc(WriteProtected(arroyo), list_jobs(arroyo)[0], expiry(2))

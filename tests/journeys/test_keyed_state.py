@@ -34,10 +34,10 @@ from arroyo_dagster.state import (
     run_pipeline,
     verify_job,
 )
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime import task
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.gc_jobs import expiry
 from tests.jobs import SinkInto, output_of
 from tests.keyed_jobs import COMMANDS, OPERATIONS, KeepByKey, KeyedModel, keyed_content
 from tests.shares import Share, everywhere
@@ -117,7 +117,7 @@ def test_compaction_gc_and_verify_treat_it_as_any_table(policy: CompactionPolicy
     assert keyed_content(store, pipeline, 3) == before
     run_pipeline(pipeline, store)
     assert end_of(store) == expected()
-    run_gc(store, pipeline.paths, to_keep(2), GcOptions(owner="m"))
+    run_gc(store, pipeline.paths, expiry(2), GcOptions(owner="m"))
     assert end_of(store) == expected()
     assert not verify_job(store, pipeline.paths).verdict.findings
 

@@ -42,14 +42,13 @@ from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.storage.store import ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.gc_jobs import hiding
+from tests.gc_jobs import expiry, hiding
 from tests.jobs import copied, listing, output_of, state_of, word_job
 from tests.shares import Share, dealt_out
 
@@ -341,7 +340,7 @@ def test_maintenance_of_it_says_what_it_can_and_cannot_do(written: MemoryStore) 
     with pytest.raises(InputError, match="legacy layout"):
         run_compaction(store, PATHS, settings)
     assert listing(store) == before
-    outcome = run_gc(store, PATHS, to_keep(2))
+    outcome = run_gc(store, PATHS, expiry(2))
     assert outcome.plan.keep_from == 6
     assert ParquetBackend(store, PATHS).epochs() == list(range(6, 17))
     assert ParquetBackend(store, PATHS).load().min_epoch == 6

@@ -21,9 +21,9 @@ from arroyo_dagster.state import (
     run_gc,
     verify_job,
 )
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from tests.dataflows import Flow, definition, row_of
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.gc_jobs import expiry
 from tests.journeys.test_sdf_acceptance import event, windowed
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
@@ -97,7 +97,7 @@ def test_maintenance_changes_nothing_that_readers_or_builders_see(parallelism: i
             run_compaction(flow.store, paths, FULL)
             flow.restart()
         if turn % 5 == 4:
-            run_gc(flow.store, paths, to_keep(2))
+            run_gc(flow.store, paths, expiry(2))
         cells, rows = expected(words[: 10 * (turn + 1)])
         assert (flow.cells("build.cells"), flow.rows("build.rows")) == (cells, rows)
         verdict = verify_job(flow.store, paths)

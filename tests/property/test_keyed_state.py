@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from arroyo_dagster.state import GcOptions, ObjectStore, ParquetBackend, Pipeline, TableName, run_gc
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.tables.restoring import restored_rows
+from tests.gc_jobs import expiry
 from tests.jobs import SinkInto, output_of, state_of
 from tests.keyed_jobs import OPERATIONS, KeepByKey, KeyedModel, keyed_content
 from tests.property.test_state_machine import FAULTS, Fault, Script
@@ -66,7 +66,7 @@ class KeyedJob(Machine):
     def expire(self, fault: Fault) -> None:
         """As few epochs as the run keeps: gc refuses more where a run's own expiry was killed."""
         self.maintain(
-            fault, lambda store, paths: run_gc(store, paths, to_keep(2), GcOptions(owner="m"))
+            fault, lambda store, paths: run_gc(store, paths, expiry(2), GcOptions(owner="m"))
         )
 
     def look(self) -> None:

@@ -37,11 +37,11 @@ from arroyo_dagster.state import (
     run_gc,
     timestamp_table_config,
 )
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.task import LevelTask
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.gc_jobs import expiry
 from tests.jobs import SinkInto, output_of, state_of
 from tests.shares import fewer_examples
 
@@ -307,7 +307,7 @@ class Job(RuleBasedStateMachine):
     def expire(self, keep: int, fault: Fault) -> None:
         self.maintain(
             fault,
-            lambda store, paths: run_gc(store, paths, to_keep(keep), GcOptions(owner="m")),
+            lambda store, paths: run_gc(store, paths, expiry(keep), GcOptions(owner="m")),
         )
 
     def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:

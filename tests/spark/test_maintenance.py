@@ -31,11 +31,10 @@ from arroyo_dagster.state import (
     run_pipeline,
     run_rewrite,
 )
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
 from tests.faulty_stores import FaultInjecting
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
-from tests.gc_jobs import orphans, whole
+from tests.gc_jobs import expiry, orphans, whole
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def test_compacted_and_expired_on_spark_the_job_goes_on_as_if_nothing_had_been(
     after = newest(store, pipeline)
     assert tables_of(store, after) == content == tables_of(twin, newest(twin, pipeline))
     assert len(set(after.paths)) == outcome.files_after < len(set(before.paths))
-    expired = run_gc_on_spark(lambda: session, store, pipeline.paths, to_keep(2), thresholds=ALWAYS)
+    expired = run_gc_on_spark(lambda: session, store, pipeline.paths, expiry(2), thresholds=ALWAYS)
     assert expired.done
     assert ParquetBackend(store, pipeline.paths).epochs() == [9, 10]
     assert not any(store.head(path) for path in expired.plan.data.paths)

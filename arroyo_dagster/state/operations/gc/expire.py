@@ -1,21 +1,10 @@
-"""Expiry of a job's old epochs by their number: the request, and the backlog."""
+"""The backlog of the expiry of a job's old epochs by their number."""
 
 from __future__ import annotations
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.storage.store import ObjectStore
-
-
-def to_keep(keep_epochs: int) -> GcRequest:
-    """Return the request of an expiry that keeps this many of the newest epochs.
-
-    Raises:
-        InputError: none is to be kept.
-    """
-    return GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=keep_epochs))
 
 
 def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:

@@ -9,9 +9,9 @@ import pytest
 from arroyo_dagster.dataflow.errors import CheckpointError
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.state import CompactionPolicy, CompactionSettings, run_compaction, run_gc
-from arroyo_dagster.state.operations.gc.expire import to_keep
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.dataflows import Clock, Flow, builder, definition, reader, row_of
+from tests.gc_jobs import expiry
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 COUNT = "row = counts()\nrow.n += 1\nif record == 'z':\n    row.delete()\nelse:\n    row.update()"
@@ -137,5 +137,5 @@ def test_a_reader_service_whose_epoch_has_expired_goes_on_with_the_newest() -> N
     )
     flow.topics["words"].per_epoch = 1
     flow.send("words", ["a", "a", "a", "a"])
-    run_gc(flow.store, flow.pipelines[0].paths, to_keep(2))
+    run_gc(flow.store, flow.pipelines[0].paths, expiry(2))
     assert flow.send("asked", ["?"]).sinks["answers"].values == ["[('a', 4)]"]
