@@ -23,7 +23,7 @@ from arroyo_dagster.cli.rendering import (
     print_table,
     show_progress,
 )
-from arroyo_dagster.cli.settings import NamedSetting, WholeNumber
+from arroyo_dagster.cli.settings import NamedSetting, WholeNumber, named_settings
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import MAX_LEVEL, AuditSettings
@@ -54,14 +54,10 @@ from arroyo_dagster.state.storage.memory import MemoryStore
     "catalogue. The next run compares the files, and verifies first the jobs that wait longest. "
     "Default: each run starts afresh.",
 )
-@click.option(
-    "--limit",
-    "limits",
-    multiple=True,
-    type=NamedSetting(HealthLimits, AuditSettings, without={"level"}),
-    metavar="NAME=VALUE",
-    help="Change a limit, for example files=1000 or budget_minutes=10. May be repeated. A wrong "
-    "name prints all limits.",
+@named_settings(
+    NamedSetting(HealthLimits, AuditSettings, without={"level"}),
+    "a limit",
+    "files=1000 or budget_minutes=10",
 )
 @directory_options
 @store_options
@@ -95,10 +91,10 @@ def health(
     if not jobs and not unreadable and not as_json:
         print_no_jobs(store)
         return
-    given = dict(limits)
-    limit, depth = settings_from(HealthLimits, given), None
+    changed = dict(limits)
+    limit, depth = settings_from(HealthLimits, changed), None
     if level is not None:
-        depth = settings_from(AuditSettings, given | {"level": level})
+        depth = settings_from(AuditSettings, changed | {"level": level})
     name = f"catalogue-{uuid.uuid4().hex}"
     kept = MemoryStore(name) if catalogue is None else open_catalogue(catalogue)
     check_apart(kept, store)

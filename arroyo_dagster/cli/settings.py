@@ -112,8 +112,8 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
     def __init__(self, *settings: type[Any], without: Collection[str] = ()) -> None:
         self._fields = {
             field.config: field
-            for one in settings
-            for field in setting_fields(one)
+            for kind in settings
+            for field in setting_fields(kind)
             if field.name not in without
         }
 
@@ -141,20 +141,19 @@ def _with_default(field: SettingField) -> str:
 
 
 def named_settings(
-    settings: type[Any],
+    kind: NamedSetting,
     what: str,
     example: str,
     *,
     option: str = "limit",
-    without: Collection[str] = (),
     only_for: str | None = None,
 ) -> Callable[[_F], _F]:
     """Add `--limit NAME=VALUE`, which may be repeated; a command gets the pairs as `limits`.
 
     Args:
-        what: of which settings it changes one.
+        kind: the settings of which it changes one.
+        what: what that is, for people.
         option: another name than `limit`; the command gets the pairs under its plural.
-        without: as of `NamedSetting`.
         only_for: as `settings_options` says.
     """
     text = f"Change {what}, for example {example}. May be repeated. A wrong name prints all."
@@ -162,7 +161,7 @@ def named_settings(
         f"--{option}",
         f"{option}s",
         multiple=True,
-        type=NamedSetting(settings, without=without),
+        type=kind,
         metavar="NAME=VALUE",
         help=text if only_for is None else f"{only_for}: {text[0].lower()}{text[1:]}",
     )

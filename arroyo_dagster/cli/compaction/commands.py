@@ -29,7 +29,7 @@ from arroyo_dagster.cli.rendering import (
     report,
     show_progress,
 )
-from arroyo_dagster.cli.settings import named_settings, settings_options
+from arroyo_dagster.cli.settings import NamedSetting, named_settings, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.settings import SparkSettings
@@ -77,9 +77,8 @@ _USUAL = {field.name for field in setting_fields(CompactionSettings)} - _RARE
 
 
 def _settings_options(command: _F) -> _F:
-    rare = named_settings(
-        CompactionSettings, "a setting", "order=smallest", option="set", without=_USUAL
-    )
+    kind = NamedSetting(CompactionSettings, without=_USUAL)
+    rare = named_settings(kind, "a setting", "order=smallest", option="set")
     return store_options(settings_options(CompactionSettings, without=_RARE)(rare(command)))
 
 

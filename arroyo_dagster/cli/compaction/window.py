@@ -28,7 +28,12 @@ from arroyo_dagster.cli.compaction.window_rendering import (
 )
 from arroyo_dagster.cli.directory import API_VARIABLE, token_of_environment
 from arroyo_dagster.cli.rendering import clock, print_json
-from arroyo_dagster.cli.settings import named_settings, setting_option, settings_options
+from arroyo_dagster.cli.settings import (
+    NamedSetting,
+    named_settings,
+    setting_option,
+    settings_options,
+)
 from arroyo_dagster.cli.spark import spark_options
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
@@ -84,7 +89,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
     f"{API_VARIABLE}.",
 )
 @setting_option(CompactionSettings, "policy", alone=True, default=CompactionPolicy.FULL.value)
-@named_settings(WindowLimits, "how long a step may take", "stop_seconds=600")
+@named_settings(NamedSetting(WindowLimits), "how long a step may take", "stop_seconds=600")
 @setting_option(WindowSteps, "verify_level")
 @settings_options(LeaseSettings)
 @click.option("--yes", is_flag=True, help="Execute the plan. Without it, print the plan only.")

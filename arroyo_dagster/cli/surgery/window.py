@@ -19,7 +19,7 @@ from arroyo_dagster.cli.compaction.window_rendering import (
 )
 from arroyo_dagster.cli.directory import token_of_environment
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.settings import named_settings
+from arroyo_dagster.cli.settings import NamedSetting, named_settings
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_plan
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits
 from arroyo_dagster.state.model.settings import settings_from
@@ -33,8 +33,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def window_options(command: _F) -> _F:
     """Add `--window`, and how long each step of a window may take."""
-    what, example = "how long a step of the window may take", "stop_seconds=600"
-    command = named_settings(WindowLimits, what, example, only_for="With --window")(command)
+    limits = named_settings(
+        NamedSetting(WindowLimits),
+        "how long a step of the window may take",
+        "stop_seconds=600",
+        only_for="With --window",
+    )
     flag = click.option(
         "--window",
         "in_window",
@@ -42,7 +46,7 @@ def window_options(command: _F) -> _F:
         help="Stop the running job with a checkpoint through --arroyo-api, execute, and start it "
         "again, whatever happens.",
     )
-    return flag(command)
+    return flag(limits(command))
 
 
 def check_window(given: dict[str, Any]) -> None:
