@@ -40,10 +40,10 @@ def read_config(path: Path, root: LazyGroup) -> dict[str, Any]:
     Raises:
         InputError: not a TOML file, or a key that is unknown, a secret or a confirmation.
     """
-    found = read_toml(path)
-    _check_secrets(path, found)
-    _check_commands(path, found, root, ())
-    return found
+    config = read_toml(path)
+    _check_secrets(path, config)
+    _check_commands(path, config, root, ())
+    return config
 
 
 def default_map(

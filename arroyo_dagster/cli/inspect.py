@@ -75,17 +75,17 @@ def jobs(
         listing = list_prefixes(store)
         if left_out := unlisted(listing.levels):
             _print_unlisted(as_json, left_out)
-        found = summarise_listing(store, listing, on_progress)
-        asked = ask(directory, [job.paths for job in found])
-        abandoned, failed = find_abandoned(store, listing, found, asked.answers, on_progress)
+        summaries = summarise_listing(store, listing, on_progress)
+        asked = ask(directory, [job.paths for job in summaries])
+        abandoned, failed = find_abandoned(store, listing, summaries, asked.answers, on_progress)
     if not abandoned and not listing.unreadable:
         check_root(listing.levels, listing.jobs, store.url)
-    of_jobs = {str(job.paths.root) for job in found}
+    of_jobs = {str(job.paths.root) for job in summaries}
     remains = [
         JobSummary(paths=paths_of(path), listed=False, epochs=None)
         for path in sorted(abandoned.keys() - of_jobs)
     ]
-    pairs = [*zip(found, asked.answers, strict=True)]
+    pairs = [*zip(summaries, asked.answers, strict=True)]
     pairs += [(job, merge_answers(job.paths, ())) for job in remains]
     if as_json:
         print_json([_job_json(job, answer, asked, abandoned) for job, answer in pairs])
@@ -98,7 +98,7 @@ def jobs(
         print_table(columns, [_job_cells(job, answer, asked, abandoned) for job, answer in pairs])
         for note in notes(asked):
             click.echo(note)
-    report([*(job.problem for job in found), *asked.errors, *failed])
+    report([*(job.problem for job in summaries), *asked.errors, *failed])
 
 
 def _print_unlisted(as_json: bool, paths: Sequence[str]) -> None:

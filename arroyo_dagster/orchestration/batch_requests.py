@@ -82,8 +82,8 @@ class BatchKind:
 
 def maintained_backlog(kind: BatchKind, store: ArroyoStateStore) -> Mapping[str, int]:
     """Return the backlog of each job; for what changes jobs, of those that may be changed."""
-    found = kind.backlog(store)
-    return {key: found[key] for key in store.maintained(found)} if kind.changes else found
+    backlog = kind.backlog(store)
+    return {key: backlog[key] for key in store.maintained(backlog)} if kind.changes else backlog
 
 
 # ---- which jobs, and when ------------------------------------------------------------------------

@@ -492,7 +492,7 @@ ALONE = ("links", "no conditional create", "lost metadata", "cut metadata")
 """Features that the product answers by refusing, which the model does not follow beside others."""
 
 
-def drawn(seed: int) -> tuple[str, ...]:
+def features_of(seed: int) -> tuple[str, ...]:
     """The features of the schedule of a seed."""
     chance = random.Random(f"features of {seed}")
     if chance.random() >= SHARE:

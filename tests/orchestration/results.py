@@ -44,7 +44,7 @@ def materialized(result: Any) -> list[Any]:
     return [event.step_materialization_data.materialization for event in events]
 
 
-def shown(event: Any) -> dict[str, Any]:
+def event_metadata(event: Any) -> dict[str, Any]:
     """The values of an event's metadata, by name."""
     return {name: one.value for name, one in event.metadata.items()}
 

@@ -29,7 +29,7 @@ from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import FaultInjecting
 from tests.jobs import listing
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.results import configured, failure, materialized, passed, shown
+from tests.orchestration.results import configured, event_metadata, failure, materialized, passed
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 KEY = dg.AssetKey(["arroyo", "forked_state"])
@@ -108,7 +108,7 @@ def test_a_plan_only_observes_what_would_become_of_each_table(forking: Forking) 
     assert listing(forking.job.store) == before
     event = observed(result)
     assert event.partition is None
-    digest = shown(event)["arroyo/plan"]
+    digest = event_metadata(event)["arroyo/plan"]
     assert f"plan {digest} changes" in event.description
     tables = {(one["operator"], one["table"]): one["action"] for one in records(event, "tables")}
     assert tables["window_3", "t"] == "carried"
@@ -123,7 +123,7 @@ def test_a_plan_for_a_job_that_runs_says_why_not_now(forking: Forking) -> None:
     result = forking.run()
     assert result.success
     event = observed(result)
-    assert shown(event)["why not"].startswith("the job runs")
+    assert event_metadata(event)["why not"].startswith("the job runs")
     assert "not now: the job runs" in event.description
 
 
@@ -139,14 +139,14 @@ def test_an_approval_without_execution_is_refused(forking: Forking) -> None:
 def test_the_approved_plan_is_executed_and_can_be_undone(forking: Forking) -> None:
     job, before = forking.job, rows(forking.job)
     assert before != rows(forking.source)
-    digest = shown(observed(forking.run()))["arroyo/plan"]
+    digest = event_metadata(observed(forking.run()))["arroyo/plan"]
     result = forking.run(execute=True, approve=digest)
     assert result.success
     (event,) = materialized(result)
     assert event.asset_key == KEY
-    assert shown(event)["arroyo/plan"] == digest
-    assert job.store.read(StatePath(shown(event)["arroyo/record"]))
-    assert shown(event)["undo"] == "arroyo-state undo pl_x/job_b --yes"
+    assert event_metadata(event)["arroyo/plan"] == digest
+    assert job.store.read(StatePath(event_metadata(event)["arroyo/record"]))
+    assert event_metadata(event)["undo"] == "arroyo-state undo pl_x/job_b --yes"
     assert passed(result) == {"restorable": True}
     assert rows(job) == rows(forking.source)
     run_undo(job.store, job.paths, stopped(job.paths))
@@ -178,7 +178,7 @@ def test_with_overrides_the_state_is_evolved(forking: Forking, more: dict[str, A
     result = forking.run(execute=True, **more)
     assert result.success, failure(result).description
     (event,) = materialized(result)
-    assert shown(event)["operation"] == "evolve"
+    assert event_metadata(event)["operation"] == "evolve"
     found, theirs = rows(forking.job), rows(forking.source)
     assert found["join_4", "left"] == theirs["join_4", "left"]
     assert (("window_3", "t") in found) == ("overrides" not in more)
@@ -218,7 +218,7 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
 
 
 def test_a_plan_of_a_source_that_went_on_is_not_executed(forking: Forking) -> None:
-    digest = shown(observed(forking.run()))["arroyo/plan"]
+    digest = event_metadata(observed(forking.run()))["arroyo/plan"]
     before = rows(forking.job)
     forking.source.write({})
     result = forking.run(execute=True, approve=digest)
@@ -233,7 +233,7 @@ def test_a_job_that_another_process_maintains_is_skipped(forking: Forking) -> No
         result = forking.run(execute=True, lease_wait_seconds=0.0)
     assert result.success
     assert materialized(result) == []
-    assert "arroyo-state compact" in shown(observed(result))["arroyo/skipped"]
+    assert "arroyo-state compact" in event_metadata(observed(result))["arroyo/skipped"]
     run = forking.deployed.instance.get_run_by_id(result.run_id)
     assert run is not None
     assert SKIPPED_TAG in run.tags
@@ -258,7 +258,7 @@ def test_the_check_fails_if_the_state_cannot_be_restored_and_the_fork_is_not_rep
     assert not result.success
     assert not any(one.is_step_up_for_retry for one in result.all_events)
     (event,) = materialized(result)
-    assert shown(event)["arroyo/record"]
+    assert event_metadata(event)["arroyo/record"]
     assert passed(result) == {"restorable": False}
     assert "check restorable failed: " in failure(result).description
     assert ("window_3" in failure(result).description) is not down
@@ -345,7 +345,7 @@ def test_a_running_job_takes_the_state_in_a_window(forking: Forking, model: Mode
         result = in_window(forking, server.url)
     assert result.success
     (event,) = materialized(result)
-    assert shown(event)["arroyo/window"] == "rewritten, runs again"
+    assert event_metadata(event)["arroyo/window"] == "rewritten, runs again"
     assert passed(result)["restorable"]
     assert loaded == [theirs]
     assert model.state == "Running"

@@ -145,7 +145,7 @@ def test_a_job_of_arroyos_that_nobody_knows_fails_and_names_the_fields_that_are_
     assert not [text for text in (*texts, check.description or "") if "--" in text]
 
 
-def test_schedules_look_only_where_collecting_is_allowed(at_rest: Deployment) -> None:
+def test_schedules_poll_only_where_collecting_is_allowed(at_rest: Deployment) -> None:
     Written(at_rest.store, legacy_job("j")).epochs(12)
     assert orphans_backlog(at_rest.resource) == {"j": 0, KEY: 1}
     assert dead_jobs_backlog(at_rest.resource) == {"j": 0, KEY: 0}

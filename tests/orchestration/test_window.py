@@ -23,7 +23,7 @@ from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, wi
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.journeys.test_maintenance_window import dies
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.results import configured, failure, materialized, passed, shown
+from tests.orchestration.results import configured, event_metadata, failure, materialized, passed
 
 WINDOW = window_config(EVENTS, ["k"], retention=600)
 QUICK: dict[str, Any] = {"quiet_seconds": 0.0, "stop_seconds": 20.0, "start_seconds": 20.0}
@@ -61,7 +61,7 @@ def test_a_stopped_job_is_rewritten_and_its_asset_says_how(deployed: Deployment)
     result = compacted(deployed)
     assert result.success
     (event,) = materialized(result)
-    facts = shown(event)
+    facts = event_metadata(event)
     assert facts["arroyo/published_as"] == "in place"
     assert facts["files"] == "9 → 3"
     assert facts["forecast"].startswith("3 files, ")
@@ -93,8 +93,8 @@ def test_a_job_that_nobody_may_rewrite_fails_the_run_with_the_forecast_and_what_
     assert f"nothing was rewritten, {why}" in found.description
     assert step in found.description
     assert "--" not in found.description
-    assert why in shown(found)["why not"]
-    assert shown(found)["files"] == "9 → 3"
+    assert why in event_metadata(found)["why not"]
+    assert event_metadata(found)["files"] == "9 → 3"
     reasons = [record.data["why"] for record in found.metadata["left out"].records]
     assert any("every epoch writes it completely," in reason for reason in reasons)
 

@@ -130,11 +130,11 @@ def _print_saved(as_json: bool) -> None:
 
     queries = saved_queries().values()
     if as_json:
-        print_json([asdict(one) | {"usage": one.usage.value} for one in queries])
+        print_json([asdict(query) | {"usage": query.usage.value} for query in queries])
         return
-    for one in queries:
-        click.echo(f"{one.synopsis}\n  {one.description}")
-        for parameter in one.parameters:
+    for query in queries:
+        click.echo(f"{query.synopsis}\n  {query.description}")
+        for parameter in query.parameters:
             default = "required" if parameter.default is None else f"default {parameter.default}"
             click.echo(f"  {parameter.name} ({parameter.kind}, {default}): {parameter.help}")
 

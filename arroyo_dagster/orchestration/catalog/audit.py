@@ -76,8 +76,8 @@ def build_audit(naming: Naming, settings: AuditSettings) -> dg.AssetsDefinition:
         now_micros, recent = wall_clock(), settings.recent_micros
         judged = [judge_audit(job, audited.get(job), now_micros, recent) for job in names]
         for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
-            found = fleet_verdict([_RULES[key.name]], judged)
-            yield fleet_check_result(found, key.name, asset, when="audited at")
+            verdict = fleet_verdict([_RULES[key.name]], judged)
+            yield fleet_check_result(verdict, key.name, asset, when="audited at")
         if problem is not None:
             fail(problem)
 

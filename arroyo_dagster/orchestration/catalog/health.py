@@ -58,8 +58,8 @@ def build_health(naming: Naming, limits: HealthLimits) -> dg.AssetsDefinition:
         if context.selected_asset_keys:
             yield dg.MaterializeResult(asset_key=asset, metadata=_metadata(jobs))
         for key in sorted(context.selected_asset_check_keys, key=lambda one: one.name):
-            found = fleet_verdict([_RULES[key.name]], jobs)
-            yield fleet_check_result(found, key.name, asset)
+            verdict = fleet_verdict([_RULES[key.name]], jobs)
+            yield fleet_check_result(verdict, key.name, asset)
 
     return arroyo_health_checks
 
