@@ -20,10 +20,10 @@ from tests.orchestration.results import (
     KEY,
     PATHS,
     configured,
+    event_metadata,
     failure,
     materialized,
     passed,
-    shown,
 )
 
 OPS = {
@@ -39,7 +39,7 @@ def run(deployed: Deployment, job: str, key: str = KEY, **config: Any) -> Any:
 
 def assets(result: Any) -> dict[str, dict[str, Any]]:
     """The metadata of each asset that was materialized."""
-    return {event.asset_key.path[-1]: shown(event) for event in materialized(result)}
+    return {event.asset_key.path[-1]: event_metadata(event) for event in materialized(result)}
 
 
 def test_a_dry_run_shows_the_plan_and_read_only_credentials_are_enough(at_rest: Deployment) -> None:

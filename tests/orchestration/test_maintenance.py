@@ -26,10 +26,10 @@ from tests.orchestration.results import (
     KEY,
     PATHS,
     configured,
+    event_metadata,
     failure,
     materialized,
     passed,
-    shown,
 )
 
 
@@ -52,7 +52,7 @@ def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     assert result.success
     assert passed(result) == {"row_parity": True, "restorable": True, "effective": True}
     (event,) = materialized(result)
-    facts = shown(event)
+    facts = event_metadata(event)
     assert event.partition == KEY
     assert facts["arroyo/taken_over_at_epoch"] == 9
     before_files, after_files = map(int, facts["files"].split(" → "))

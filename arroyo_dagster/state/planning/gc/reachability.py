@@ -295,6 +295,7 @@ def _objects_of(paths: JobPaths, one: EpochRoot) -> EpochObjects:
         epoch=one.epoch,
         objects=objects,
         missing=[name for name, path in objects.items() if path in one.gone],
+        min_epoch=one.min_epoch,
         directories=partial(_directories, one),
     )
 

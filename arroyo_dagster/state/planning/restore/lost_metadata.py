@@ -178,12 +178,14 @@ class EpochObjects:
         objects: the objects that must exist beside the one that makes the epoch exist. Objects of
             several epochs that a cleanup deletes in order, older epochs first, share a name.
         missing: those of them that do not exist.
+        min_epoch: the oldest epoch that it says is kept.
         directories: returns the numbers of the directories of the files that it lists.
     """
 
     epoch: Epoch
     objects: Mapping[str, StatePath]
     missing: Collection[str] = ()
+    min_epoch: Epoch = Epoch(0)
     directories: Callable[[], Collection[Epoch]] = frozenset
 
 
@@ -227,6 +229,10 @@ def lost_epochs(
     number, and one below a `min_epoch` that was not set yet, is proven complete by the next epoch,
     if that lists files of its directory (arroyo-state.md 1.5 and 9.6).
 
+    What the newest epoch says is kept may be of a later run. The epochs of a run before it were all
+    complete as well, from the oldest on that its newest one says is kept, if an older one of those
+    exists whole: a cleanup begins there, and deletes the older ones first.
+
     Args:
         epochs: the existing ones, newest first.
         min_epoch: the oldest epoch that the newest one says is kept.
@@ -240,11 +246,13 @@ def lost_epochs(
         yield from (number for number in sorted(oldest.directories()) if number in before)
     for newer, older in itertools.pairwise(epochs):
         expired = not unpinned or older.epoch < unpinned[-1]
-        first = max(older.epoch + 1, min_epoch, 1)
+        same_run = newer.min_epoch <= older.epoch and not older.missing
+        least = newer.min_epoch if same_run else min_epoch
+        first = max(older.epoch + 1, least, 1)
         if expired or first >= newer.epoch:
             continue
         directories = newer.directories()
         own_numbers = max(directories, default=None) == newer.epoch
         for number in range(first, newer.epoch):
-            if 0 < min_epoch < number or (own_numbers and number in directories):
+            if 0 < least < number or (own_numbers and number in directories):
                 yield Epoch(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -168,9 +168,17 @@ def test_a_run_without_state_writes_into_other_directories() -> None:
 # ---- lost metadata -------------------------------------------------------------------------------
 
 
-def epoch(number: int, *missing: str, directories: Collection[int] = ()) -> EpochObjects:
+def epoch(
+    number: int, *missing: str, directories: Collection[int] = (), min_epoch: int = 0
+) -> EpochObjects:
     paths = {name: LEGACY.operator_metadata(OperatorId(name), Epoch(number)) for name in "ab"}
-    return EpochObjects(Epoch(number), paths, missing, lambda: frozenset(map(Epoch, directories)))
+    return EpochObjects(
+        epoch=Epoch(number),
+        objects=paths,
+        missing=missing,
+        min_epoch=Epoch(min_epoch),
+        directories=lambda: frozenset(map(Epoch, directories)),
+    )
 
 
 def lost(*epochs: EpochObjects, whole_from: int = 9, kept: Collection[int] = ()) -> list[int]:
@@ -226,6 +234,12 @@ def test_a_pinned_epoch_is_older_than_what_has_expired() -> None:
         ([epoch(9, directories=[7, 8, 9])], 2, 9, (), []),
         ([epoch(9, directories=[8, 9])], 8, 5, (), []),
         ([], 0, 0, (), []),
+        # A run without state began at 9, whose min_epoch is 8. Those of the run before stay.
+        ([epoch(9), epoch(8, min_epoch=4), epoch(6)], 8, 5, (), [7]),
+        ([epoch(9), epoch(8, min_epoch=6), epoch(6)], 8, 5, (), [7]),
+        ([epoch(9), epoch(8, min_epoch=7), epoch(6)], 8, 5, (), []),  # 6 is of a run before
+        ([epoch(9), epoch(8, min_epoch=4), epoch(6, "a")], 8, 5, (), []),  # a cleanup is at 6
+        ([epoch(9), epoch(8, min_epoch=4), epoch(6)], 8, 5, [6], []),
     ],
 )
 def test_an_epoch_that_was_complete_is_missed(
@@ -235,5 +249,8 @@ def test_an_epoch_that_was_complete_is_missed(
     kept: Collection[int],
     expected: list[int],
 ) -> None:
-    found = lost_epochs(epochs, Epoch(min_epoch), Epoch(whole_from), [Epoch(one) for one in kept])
-    assert list(found) == expected
+    newest = [replace(one, min_epoch=Epoch(min_epoch)) for one in epochs[:1]]
+    missed = lost_epochs(
+        [*newest, *epochs[1:]], Epoch(min_epoch), Epoch(whole_from), [Epoch(one) for one in kept]
+    )
+    assert list(missed) == expected
