@@ -65,7 +65,7 @@ def check_roots(roots: Roots) -> None:
     """
     if not roots.epochs:
         raise refuse("the job has no epoch, so it is unknown which objects are needed", roots.paths)
-    missing = sorted(roots.job_pins.pinned - _numbers(roots))
+    missing = sorted(roots.job_pins.pinned - {one.epoch for one in roots.epochs})
     if missing:
         raise refuse(
             f"the pinned epoch {missing[0]} does not exist",
@@ -100,10 +100,6 @@ def check_roots(roots: Roots) -> None:
                 path=older.ref,
                 newer=newer.ref,
             )
-
-
-def _numbers(roots: Roots) -> frozenset[Epoch]:
-    return frozenset(one.epoch for one in roots.epochs)
 
 
 def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
@@ -201,9 +197,7 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
     if roots.lost is not None:
         address = parse_manifest_path(roots.lost)
         number = head.epoch if address is None else address.epoch
-        lost.append(
-            LostObject(number, roots.lost, "the newest run published it, and it is missing")
-        )
+        lost += [LostObject(number, roots.lost, "the newest run published it, and it is missing")]
     if legacy and facts is not None:
         named = facts.newest_ready_epoch if facts.condition.at_rest else None
         if named is not None and named > head.epoch:
@@ -271,10 +265,8 @@ def _directories(one: EpochRoot) -> set[Epoch]:
     Arroyo's compaction, and this package, write into the directory of the controller's epoch,
     whatever the workers count (arroyo-state.md 1.1).
     """
-    by_subtasks = (
-        path for path in one.files.texts if not (is_compacted(path) or is_rewritten(path))
-    )
-    written = map(written_epoch, by_subtasks)
+    texts = one.files.texts
+    written = (written_epoch(p) for p in texts if not (is_compacted(p) or is_rewritten(p)))
     return {number for number in written if number is not None}
 
 

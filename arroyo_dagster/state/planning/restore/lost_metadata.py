@@ -175,17 +175,17 @@ class EpochObjects:
     """The metadata of one existing epoch that was not rolled back.
 
     Attributes:
+        min_epoch: the oldest epoch that it says is kept; 0 = none was deleted yet.
         objects: the objects that must exist beside the one that makes the epoch exist. Objects of
             several epochs that a cleanup deletes in order, older epochs first, share a name.
         missing: those of them that do not exist.
-        min_epoch: the oldest epoch that it says is kept.
         directories: returns the numbers of the directories of the files that it lists.
     """
 
     epoch: Epoch
+    min_epoch: Epoch
     objects: Mapping[str, StatePath]
     missing: Collection[str] = ()
-    min_epoch: Epoch = Epoch(0)
     directories: Callable[[], Collection[Epoch]] = frozenset
 
 
@@ -229,9 +229,8 @@ def lost_epochs(
     number, and one below a `min_epoch` that was not set yet, is proven complete by the next epoch,
     if that lists files of its directory (arroyo-state.md 1.5 and 9.6).
 
-    What the newest epoch says is kept may be of a later run. The epochs of a run before it were all
-    complete as well, from the oldest on that its newest one says is kept, if an older one of those
-    exists whole: a cleanup begins there, and deletes the older ones first.
+    The newest epoch may be of a later run. Those of a run before it were complete from its own
+    `min_epoch` on, if an older one of these exists whole: a cleanup deletes the older ones first.
 
     Args:
         epochs: the existing ones, newest first.
