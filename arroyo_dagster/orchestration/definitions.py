@@ -1,35 +1,21 @@
 """`build_arroyo_definitions`: everything that a code location needs, in one call."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import partial
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.orchestration.batch_requests import build_batch_schedule
-from arroyo_dagster.orchestration.batches import build_batch_job
-from arroyo_dagster.orchestration.catalog.assets import (
-    build_catalogue,
-    build_fleet,
-    checkpoint_spec,
-)
-from arroyo_dagster.orchestration.catalog.audit import build_audit
-from arroyo_dagster.orchestration.catalog.checks import RECENT
-from arroyo_dagster.orchestration.catalog.forget import build_forget_job
-from arroyo_dagster.orchestration.catalog.health import build_health
-from arroyo_dagster.orchestration.catalog.progress import build_progress
-from arroyo_dagster.orchestration.catalog.sensor import SensorOptions, build_checkpoint_sensor
-from arroyo_dagster.orchestration.compaction.assets import build_compacted_state
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig, build_compacted_state
+from arroyo_dagster.orchestration.compaction.backlog import CompactionTriggers, compaction_due
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
-    build_recovery_definitions,
     build_window_definitions,
 )
-from arroyo_dagster.orchestration.compaction.sensor import build_compaction_sensor
 from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
     StatesReport,
@@ -39,336 +25,435 @@ from arroyo_dagster.orchestration.dataflow.assets import (
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.export.assets import (
-    build_export_requests,
-    build_exported_state,
+from arroyo_dagster.orchestration.export.assets import build_exports
+from arroyo_dagster.orchestration.fleet import FLEET_CRON, WAITING_LIMIT, build_fleet
+from arroyo_dagster.orchestration.gc.assets import (
+    DeadJobsConfig,
+    GcConfig,
+    OrphansConfig,
+    build_retained_epochs,
+    build_root_gc,
 )
-from arroyo_dagster.orchestration.gc.assets import build_collection, build_gc_journal
-from arroyo_dagster.orchestration.maintenance import (
-    COMPACTION_CRON,
-    DEAD_JOBS_CRON,
-    GC_CRON,
-    ORPHANS_CRON,
-    MaintenanceAssets,
-    MaintenanceOptions,
-    build_batches,
-    build_maintenance_job,
+from arroyo_dagster.orchestration.gc.backlog import expiry_due
+from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
+from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.requests import (
+    clock_schedule,
+    due_schedule,
+    maintenance_tags,
 )
-from arroyo_dagster.orchestration.partitions import build_sync_job, jobs_partitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
-from arroyo_dagster.orchestration.schedules import (
-    AUDIT_CRON,
-    BACKGROUND_TAGS,
-    EXPORTS_CRON,
-    FLEET_CRON,
-    HEALTH_CRON,
-    REFRESH_CRON,
-    SYNC_CRON,
-    build_clock_schedule,
-)
+from arroyo_dagster.orchestration.sensor import SensorOptions, build_checkpoint_sensor
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import build_bootstrapped_state
 from arroyo_dagster.orchestration.surgery.forked_state import StateFork, build_forked_state
 from arroyo_dagster.orchestration.translator import (
+    DEAD_JOBS,
+    DIRECTORY,
+    ORPHANS,
+    RUNNER,
+    SPARK,
+    STORE,
     DagsterArroyoTranslator,
-    Naming,
+    Names,
 )
-from arroyo_dagster.state.model.garbage import PlanKind
-from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.verify import AuditSettings
+from arroyo_dagster.orchestration.verify.definitions import build_verify
+from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.state.planning.exports import TableExport
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 
-STORE = "arroyo_store"
-SPARK = "arroyo_spark"
-RUNNER = "arroyo_runner"
-DIRECTORY = "arroyo_directory"
-
-_PER_JOB = {
-    "arroyo_compaction": "Merge the files of one job.",
-    "arroyo_gc": "Expire old epochs of one job. Deletes only if the run's configuration "
-    "enables it.",
-    "arroyo_collect_orphans": "Delete unreferenced objects of one job, if the run's configuration "
-    "enables it.",
-    "arroyo_remove_dead_jobs": "Delete one job whose pipeline is gone, if the run's configuration "
-    "enables it.",
-}
+COMPACTION_CRON = "17 * * * *"
+GC_CRON = "43 3 * * *"
+ORPHANS_CRON = "13 4 * * 0"
+DEAD_JOBS_CRON = "33 4 * * 0"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """When to run what no event triggers, as cron; times of day in `timezone`."""
+    """When to run what no event triggers, as cron; times of day in `timezone`.
 
+    Attributes:
+        verify: None = every 15 minutes, less often for more than 100 pipelines.
+    """
+
+    verify: str | None = None
     fleet: str = FLEET_CRON
-    health: str = HEALTH_CRON
-    audit: str = AUDIT_CRON
-    states: str = FLEET_CRON
-    sync: str = SYNC_CRON
-    refresh: str = REFRESH_CRON
     compaction: str = COMPACTION_CRON
     gc: str = GC_CRON
     orphans: str = ORPHANS_CRON
     dead_jobs: str = DEAD_JOBS_CRON
-    exports: str = EXPORTS_CRON
+    exports: str = "27 * * * *"
+    states: str = FLEET_CRON
     timezone: str = "UTC"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceOptions:
+    """How the schedules compact pipelines and run gc.
+
+    Attributes:
+        triggers: when a pipeline is compacted.
+        most_jobs: at most so many pipelines a run, those with the largest backlog first.
+        compaction, gc: the configuration of these runs; gc deletes only if its own configuration
+            enables it.
+        orphans, dead_jobs: likewise; None = without these assets.
+    """
+
+    triggers: CompactionTriggers = field(default_factory=CompactionTriggers)
+    most_jobs: int = 500
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    gc: GcConfig = field(default_factory=GcConfig)
+    orphans: OrphansConfig | None = None
+    dead_jobs: DeadJobsConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArroyoOptions:
+    """Everything that has a default.
+
+    Attributes:
+        spark: how to start Spark for maintenance; local by default.
+        runner: where to compact and expire; Spark by default.
+        translator: names and describes the assets.
+        sensor, verify, schedules, maintenance: how much, how closely, when and how.
+        waiting_limit: in seconds; a pipeline that waits for maintenance for longer is an error.
+        freshness: the maximum age of each pipeline's newest epoch, in seconds, as a policy of
+            Dagster; None = none.
+        lineage: which sources and sinks are shown, under which keys.
+        directory: where the status of Arroyo jobs comes from.
+        window: which running Arroyo jobs may be stopped to be rewritten, and when.
+        exports: tables that are exported to Parquet, Delta or Iceberg.
+        fork, bootstrapped_state: add these assets; the latter computed by this MODULE:FUNCTION.
+        dataflows: dataflow.yaml files of SDF dataflows whose states lie below the checkpoint URL.
+        sdf: how to read those states.
+        private_columns: the columns whose values are masked wherever values are shown, for example
+            `email`, `orders.email` or `orders.*`; see `PrivateColumns`.
+    """
+
+    spark: SparkSessionResource | None = None
+    runner: MaintenanceRunner | None = None
+    translator: DagsterArroyoTranslator = field(default_factory=DagsterArroyoTranslator)
+    sensor: SensorOptions = field(default_factory=SensorOptions)
+    verify: VerifyOptions = field(default_factory=VerifyOptions)
+    schedules: ScheduleOptions = field(default_factory=ScheduleOptions)
+    maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
+    waiting_limit: float = WAITING_LIMIT.total_seconds()
+    freshness: float | None = None
+    lineage: Lineage = field(default_factory=Lineage)
+    directory: ArroyoDirectory | None = None
+    window: MaintenanceWindow | None = None
+    exports: Sequence[TableExport] = ()
+    fork: StateFork | None = None
+    bootstrapped_state: str | None = None
+    dataflows: Sequence[str | Path | Dataflow | SdfGraph] = ()
+    sdf: SdfOptions | None = None
+    private_columns: Sequence[str] = ()
 
 
 def build_arroyo_definitions(
     store: ArroyoStateStore | str,
     *,
-    spark: SparkSessionResource | None = None,
-    runner: MaintenanceRunner | None = None,
-    maintenance: MaintenanceOptions | None = None,
-    translator: DagsterArroyoTranslator | None = None,
+    pipelines: PipelineList | str | Path | None = None,
+    mode: Literal["view", "maintain"] = "view",
+    running: bool = False,
     deployment: str | None = None,
-    sensor: SensorOptions | None = None,
-    sensor_running: bool = False,
-    compaction_sensor: bool = False,
-    schedules: ScheduleOptions | None = None,
-    schedules_running: bool = False,
-    recent: timedelta = RECENT,
-    health: HealthLimits | None = None,
-    audit: AuditSettings | None = None,
-    dataflows: Sequence[str | Path | Dataflow | SdfGraph] = (),
-    sdf: SdfOptions | None = None,
-    private_columns: Sequence[str] = (),
-    directory: ArroyoDirectory | None = None,
-    window: MaintenanceWindow | None = None,
-    exports: Sequence[TableExport] = (),
-    fork: StateFork | None = None,
-    bootstrapped_state: str | None = None,
+    list_within: float = 20.0,
+    list_cache: str | Path | None = None,
+    gone: Sequence[str] = (),
+    options: ArroyoOptions | None = None,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, sensor, schedules and resources of one deployment.
 
-    Nothing is opened, read or started. Merge the result with other definitions by
-    `dg.Definitions.merge`. All names begin with `arroyo_`, with a deployment with
-    `arroyo_{deployment}_`: results for different deployments merge.
+    Merge the result with other definitions by `dg.Definitions.merge`. All names begin with
+    `arroyo_`, with a deployment with `arroyo_{deployment}_`: results for different deployments
+    merge.
 
     Args:
-        store: where checkpoints and catalogue are stored; or just the checkpoint URL.
-        spark: how to start Spark for maintenance; local by default.
-        runner: where to compact and expire; Spark by default.
-        maintenance: how the schedules compact and expire jobs.
-        translator: names and describes the assets.
+        store: where checkpoints are stored; or just the checkpoint URL.
+        pipelines: the pipelines to define, or the path of a list that `dg utils refresh-defs-state`
+            or an earlier load has written. None = list them now, and at each load.
+        mode: `view` reports and verifies; `maintain` also compacts, and expires epochs of managed
+            pipelines (it deletes only if `options.maintenance.gc` has `dry_run=False`).
+        running: start sensor and schedules as running; off by default, so that installing starts
+            nothing.
         deployment: name of this deployment if one Dagster instance has several; part of asset keys
-            and of the names of partitions, jobs, ops, schedules, sensors, pools and resources.
-        compaction_sensor: add a sensor that requests compactions when there is enough to do,
-            instead of by the clock; on or off with `sensor_running`.
-        sensor_running, schedules_running: start as running; off by default, so that installing
-            starts nothing.
-        recent: the maximum age of the newest epoch of a job that is not at rest.
-        health: when a health check reports a job.
-        audit: how closely jobs are audited, and how long.
-        dataflows: dataflow.yaml files of SDF dataflows whose states lie below the checkpoint URL:
-            their states become assets.
-        sdf: how to read those states.
-        private_columns: the columns whose values are masked wherever values are shown, for example
-            `email`, `orders.email` or `orders.*`; see `PrivateColumns`.
-        directory: where the status of Arroyo jobs comes from; without it no Arroyo job is
-            rewritten.
-        window: which running Arroyo jobs may be stopped to be rewritten, and when; none by default.
-        exports: tables that are exported to Parquet, Delta or Iceberg; each is an asset.
-        fork: add the asset `forked_state`, and a schedule if it has a nightly fork.
-        bootstrapped_state: add the asset `bootstrapped_state`, computed by this MODULE:FUNCTION.
+            and of the names of jobs, ops, schedules, sensors, pools and resources.
+        list_within: the most seconds for the list. A list that takes longer, fails or is empty
+            changes nothing: the last one stays in force, and `fleet` says why.
+        list_cache: the file of the last list; by default below DAGSTER_HOME.
+        gone: jobs that were deleted on purpose, as job or pipeline/job.
 
     Raises:
-        InvalidDefinition: a dataflow.yaml has errors.
         InputError: a private column has an empty part, two exports have the same name, or the
             nightly fork approves a plan.
+        InvalidDefinition: a dataflow.yaml has errors.
     """
-    naming = Naming(
-        translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
+    chosen = options or ArroyoOptions()
+    resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
+    directory = chosen.directory or ArroyoDirectory()
+    found = find_pipelines(
+        resource,
+        directory,
+        pipelines,
+        deployment=deployment,
+        list_within=list_within,
+        list_cache=list_cache,
+        gone=gone,
     )
-    resource = _store_of(store, deployment)
-    clock = schedules or ScheduleOptions()
-    catalogue, fleet = build_catalogue(naming), build_fleet(naming, recent=recent)
-    healths = build_health(naming, health or HealthLimits())
-    audits = build_audit(naming, audit or AuditSettings())
-    refresh_job = _in_process(
-        naming.name("arroyo_refresh"),
-        dg.AssetSelection.assets(catalogue),
-        "Catalogue new epochs of a job.",
-    )
-    progress = build_progress(naming)
-    progress_job = _in_process(
-        naming.name("arroyo_progress"),
-        dg.AssetSelection.assets(progress),
-        "Show how far the sources and the event time of a job are.",
-    )
-    fleet_job = _in_process(
-        naming.name("arroyo_fleet"),
-        dg.AssetSelection.assets(fleet),
-        "Summarize all jobs, and evaluate the checks over them.",
-    )
-    health_job = _in_process(
-        naming.name("arroyo_health"),
-        dg.AssetSelection.assets(healths),
-        "Find jobs that are late, growing or fragmented.",
-    )
-    audit_job = _in_process(
-        naming.name("arroyo_audit"),
-        dg.AssetSelection.assets(audits),
-        "Verify the jobs that wait longest for it, and compare their older epochs with the store.",
-    )
-    sync_job = build_sync_job(naming)
-    compacted, journal = build_compacted_state(naming), build_gc_journal(naming)
-    expiry_assets, orphans, dead_jobs = (build_collection(naming, kind) for kind in PlanKind)
-    per_job = partial(_maintenance_job, naming)
-    compaction_job = per_job("arroyo_compaction", compacted)
-    gc_job = per_job("arroyo_gc", expiry_assets, journal)
-    orphans_job = per_job("arroyo_collect_orphans", orphans, journal)
-    dead_jobs_job = per_job("arroyo_remove_dead_jobs", dead_jobs, journal)
-    session = spark or SparkSessionResource()
-    graphs = [_graph_of(one, deployment) for one in dataflows]
-    sdf_jobs = [build_sdf_job(graph) for graph in graphs]
-    if private_columns:
-        sdf = sdf or SdfOptions()
-        named = [*sdf.private.patterns, *private_columns]
-        sdf = replace(sdf, private=PrivateColumns.of(named))
-    told = StatesReport(graphs, sdf) if graphs else None
-    optional = []
-    if window is not None:
-        optional.append(build_window_definitions(naming, window, running=schedules_running))
-    if fork is not None:
-        nightly, running = fork.nightly, schedules_running
-        optional.append(
-            build_forked_state(
-                nightly,
-                cron=fork.cron,
-                timezone=fork.timezone,
-                running=running,
-                deployment=deployment,
-                translator=translator,
-            )
-        )
-        if window is None and nightly is not None and nightly.window:
-            optional.append(build_recovery_definitions(naming, running=running))
-
-    if bootstrapped_state is not None:
-        optional.append(
-            build_bootstrapped_state(
-                bootstrapped_state, deployment=deployment, translator=translator
-            )
-        )
-
-    def timed(name: str, job: Any, cron: str) -> dg.ScheduleDefinition:
-        return build_clock_schedule(
-            name,
-            job,
-            cron,
-            description=job.description,
-            running=schedules_running,
-            timezone=clock.timezone,
-        )
-
-    batches = build_batches(
-        naming,
-        maintenance or MaintenanceOptions(),
-        MaintenanceAssets(
-            catalogue=catalogue,
-            compacted=compacted,
-            expiry_assets=expiry_assets,
-            orphans=orphans,
-            dead_jobs=dead_jobs,
-            journal=journal,
-        ),
-    )
-    exported: list[dg.AssetsDefinition] = []
-    export_jobs = []
-    if exports:
-        private = PrivateColumns.of(private_columns)
-        exported.append(build_exported_state(naming, exports, graphs, private))
-        export_jobs.append(
-            _in_process(
-                naming.name("arroyo_export"),
-                dg.AssetSelection.assets(*exported),
-                "Export the tables of one job.",
-            )
-        )
-        batches["exports"] = build_export_requests(naming, exports, *exported)
-    batch_jobs = {name: build_batch_job(one.kind, naming) for name, one in batches.items()}
-    sdf_assets = [asset for graph in graphs for asset in build_sdf_assets(graph, naming, sdf)]
-    sensors = [
-        build_checkpoint_sensor(
-            naming,
-            options=sensor,
-            states=told,
-            state_keys=[key for graph in graphs for key in graph.reported_keys()],
-            running=sensor_running,
-        )
-    ]
-    if compaction_sensor:
-        sensors.append(
-            build_compaction_sensor(
-                batch_jobs["compaction"], batches["compaction"], running=sensor_running
-            )
-        )
+    names = Names(chosen.translator, found, deployment)
+    parts = _Parts(names, chosen, mode, running, _has_status(resource, directory))
+    session = chosen.spark or SparkSessionResource()
     shared = dg.Definitions(
-        assets=[
-            *(checkpoint_spec(naming), catalogue, progress, fleet, healths, audits),
-            *(compacted, expiry_assets, orphans, dead_jobs, journal),
-            *sdf_assets,
-            *exported,
-        ],
-        jobs=[
-            *(refresh_job, fleet_job, health_job, audit_job, sync_job, compaction_job, gc_job),
-            *(progress_job, build_forget_job(naming, recent=recent)),
-            *(orphans_job, dead_jobs_job, *batch_jobs.values(), *sdf_jobs, *export_jobs),
-        ],
-        sensors=sensors,
-        schedules=[
-            timed(naming.name("arroyo_fleet_schedule"), fleet_job, clock.fleet),
-            timed(naming.name("arroyo_health_schedule"), health_job, clock.health),
-            timed(naming.name("arroyo_audit_schedule"), audit_job, clock.audit),
-            timed(naming.name("arroyo_sync_schedule"), sync_job, clock.sync),
-            *(timed(f"{job.name}_schedule", job, clock.states) for job in sdf_jobs),
-            *(
-                build_batch_schedule(
-                    naming.name(f"arroyo_{name}_schedule"),
-                    batch_jobs[name],
-                    getattr(clock, name),
-                    one,
-                    running=schedules_running,
-                    timezone=clock.timezone,
-                )
-                for name, one in batches.items()
-            ),
-        ],
         resources={
-            naming.name(STORE): resource,
-            naming.name(SPARK): session,
-            naming.name(RUNNER): runner or SparkRunner(spark=session),
-            naming.name(DIRECTORY): directory or ArroyoDirectory(),
-        },
+            names.name(STORE): resource,
+            names.name(SPARK): session,
+            names.name(RUNNER): chosen.runner or SparkRunner(spark=session),
+            names.name(DIRECTORY): directory,
+        }
     )
-    return dg.Definitions.merge(shared, *optional)
+    return dg.Definitions.merge(shared, *parts.all())
 
 
-def _store_of(store: ArroyoStateStore | str, deployment: str | None) -> ArroyoStateStore:
-    """The store, which knows the deployment: its catalogue is that deployment's own."""
-    if isinstance(store, str):
-        return ArroyoStateStore(checkpoint_url=store, deployment=deployment)
-    if deployment is None or store.deployment is not None:
-        return store
-    given = {name: getattr(store, name) for name in store.model_fields_set}
-    return type(store)(**{**given, "deployment": deployment})
+def find_pipelines(
+    store: ArroyoStateStore,
+    directory: ArroyoDirectory,
+    given: PipelineList | str | Path | None = None,
+    *,
+    deployment: str | None,
+    list_within: float,
+    list_cache: str | Path | None,
+    gone: Sequence[str],
+) -> PipelineList:
+    """Return the given pipelines, or list those of the store, and keep the list.
 
+    Raises:
+        FormatError: a list that was kept cannot be read.
+    """
+    from arroyo_dagster.orchestration.pipelines.cache import ListCache, default_path
+    from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
+    from arroyo_dagster.state.model.clock import wall_clock
 
-def _graph_of(dataflow: str | Path | Dataflow | SdfGraph, deployment: str | None) -> SdfGraph:
-    graph = dataflow if isinstance(dataflow, SdfGraph) else load_graph(dataflow)
-    return replace(graph, deployment=graph.deployment or deployment)
-
-
-def _maintenance_job(naming: Naming, name: str, *assets: dg.AssetsDefinition) -> Any:
-    return build_maintenance_job(name, naming, *assets, description=_PER_JOB[name])
-
-
-def _in_process(name: str, selection: dg.AssetSelection, description: str) -> Any:
-    # One process a run: a step of its own would import everything anew.
-    return dg.define_asset_job(
-        name,
-        selection=selection,
-        description=description,
-        executor_def=dg.in_process_executor,
-        run_tags=BACKGROUND_TAGS,
+    if isinstance(given, PipelineList):
+        return given
+    if given is not None:
+        return PipelineList.from_json(Path(given).read_text())
+    url, home = store.checkpoint_url, os.environ.get("DAGSTER_HOME")
+    path = Path(list_cache) if list_cache else None
+    if path is None and home:
+        path = default_path(Path(home), deployment, url)
+    cache = None if path is None else ListCache(path)
+    last = None if cache is None else cache.read()
+    try:
+        reading, status = store.reading(), directory.directory(store)
+    except InputError as error:
+        if last is None:
+            return PipelineList.empty(url, problem=str(error))
+        return replace(last, problem=str(error))
+    listed = list_pipelines(
+        reading,
+        status,
+        last,
+        url=url,
+        gone=gone,
+        layout=store.chosen_layout(),
+        within_seconds=list_within,
+        now_micros=wall_clock(),
     )
+    if cache is not None and listed != last and listed.problem is None:
+        cache.write(listed)
+    return listed
+
+
+def _has_status(store: ArroyoStateStore, directory: ArroyoDirectory) -> bool:
+    """Whether a source of the status of Arroyo jobs is configured."""
+    sources = (
+        *(store.arroyo_api_url, store.arroyo_database),
+        *(directory.api_url, directory.database, directory.assume),
+    )
+    return any(sources)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of the definitions of a deployment."""
+
+    names: Names
+    options: ArroyoOptions
+    mode: str
+    running: bool
+    has_status: bool
+
+    def all(self) -> list[dg.Definitions]:
+        """Return all that the options ask for."""
+        options, times = self.options, self.options.schedules
+        clock: dict[str, Any] = {"timezone": times.timezone, "running": self.running}
+        maintained: dict[dg.AssetKey, Pipeline] = {}
+        parts = []
+        if self.mode == "maintain":
+            parts += self._maintenance(clock, maintained)
+        graphs = [self._graph(one) for one in options.dataflows]
+        parts += [
+            build_verify(self.names, options.verify, cron=times.verify, **clock),
+            build_fleet(
+                self.names,
+                maintained,
+                waiting_limit=options.waiting_limit,
+                cron=times.fleet,
+                **clock,
+            ),
+            dg.Definitions(
+                assets=lineage_specs(self.names, options.lineage, options.freshness),
+                sensors=[self._sensor(graphs)],
+            ),
+            *(self._dataflow(graph, clock) for graph in graphs),
+            *self._opt_in(graphs, clock),
+        ]
+        return parts
+
+    def _maintenance(
+        self, clock: Mapping[str, Any], maintained: dict[dg.AssetKey, Pipeline]
+    ) -> list[dg.Definitions]:
+        names, options = self.names, self.options.maintenance
+        times, every = self.options.schedules, self.names.pipelines.pipelines
+        changeable = self.has_status or self.options.window is not None
+        compacted = [one for one in every if one.managed or changeable]
+        managed = [one for one in every if one.managed]
+        merges = build_compacted_state(names, compacted)
+        epochs = build_retained_epochs(names, managed, compacted)
+        for asset, pipelines in ((merges, compacted), (epochs, managed)):
+            keys = [key for one in asset for key in one.keys]
+            by_root = {"/".join(pipeline.key): pipeline for pipeline in pipelines}
+            skip = 1 + (names.deployment is not None)
+            maintained |= {key: by_root["/".join(key.path[skip:-1])] for key in keys}
+        parts = [
+            self._per_pipeline(
+                "arroyo_compaction",
+                merges,
+                "Compact the pipelines with many files that were never merged.",
+                times.compaction,
+                compaction_due(compacted, options.triggers, options.most_jobs),
+                options.compaction,
+                clock,
+            ),
+            self._per_pipeline(
+                "arroyo_gc",
+                epochs,
+                "Expire old epochs of managed pipelines. Deletes only if configured to.",
+                times.gc,
+                expiry_due(managed, options.gc, options.most_jobs),
+                options.gc,
+                clock,
+            ),
+        ]
+        root = (
+            (ORPHANS, options.orphans, times.orphans, "Delete what no epoch lists."),
+            (DEAD_JOBS, options.dead_jobs, times.dead_jobs, "Delete jobs that are proven gone."),
+        )
+        for table, config, cron, text in root:
+            if config is not None:
+                asset = build_root_gc(names, table)
+                job = self._job(f"arroyo_{table}_gc", [asset], text, config)
+                schedule = clock_schedule(job, cron, **clock)
+                parts.append(dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule]))
+        return parts
+
+    def _job(
+        self, name: str, assets: Sequence[dg.AssetsDefinition], text: str, config: dg.Config
+    ) -> Any:
+        """Build the job of steps that change state, all with the same configuration."""
+        ops: Any = {asset.op.name: config for asset in assets}
+        return dg.define_asset_job(
+            self.names.name(name),
+            selection=dg.AssetSelection.assets(*assets),
+            description=text,
+            config=dg.RunConfig(ops),
+            executor_def=dg.in_process_executor,
+            run_tags=maintenance_tags(self.names.deployment),
+        )
+
+    def _per_pipeline(
+        self,
+        name: str,
+        assets: Sequence[dg.AssetsDefinition],
+        text: str,
+        cron: str,
+        due: Callable[..., Any],
+        config: dg.Config,
+        clock: Mapping[str, Any],
+    ) -> dg.Definitions:
+        """Build the job of an asset that each pipeline has, and the schedule for those due."""
+        if not assets:
+            return dg.Definitions()
+        job = self._job(name, assets, text, config)
+        table = next(iter(assets[0].keys)).path[-1]
+
+        def request(pipelines: Sequence[Pipeline]) -> dg.RunRequest:
+            keys = [self.names.key(table, pipeline) for pipeline in pipelines]
+            wanted = set(keys)
+            ops: Any = {a.op.name: config for a in assets if wanted & set(a.keys)}
+            return dg.RunRequest(asset_selection=keys, run_config=dg.RunConfig(ops))
+
+        schedule = due_schedule(self.names, job, cron, due=due, request=request, **clock)
+        return dg.Definitions(assets=assets, jobs=[job], schedules=[schedule])
+
+    def _sensor(self, graphs: Sequence[SdfGraph]) -> dg.SensorDefinition:
+        return build_checkpoint_sensor(
+            self.names,
+            options=self.options.sensor,
+            states=StatesReport(graphs, self._sdf) if graphs else None,
+            state_keys=[key for graph in graphs for key in graph.reported_keys()],
+            running=self.running,
+        )
+
+    # ---- opt-in ----------------------------------------------------------------------------------
+
+    @property
+    def _private(self) -> PrivateColumns:
+        return PrivateColumns.of(self.options.private_columns)
+
+    @property
+    def _sdf(self) -> SdfOptions:
+        sdf = self.options.sdf or SdfOptions()
+        named = [*sdf.private.patterns, *self.options.private_columns]
+        return replace(sdf, private=PrivateColumns.of(named)) if named else sdf
+
+    def _graph(self, dataflow: str | Path | Dataflow | SdfGraph) -> SdfGraph:
+        graph = dataflow if isinstance(dataflow, SdfGraph) else load_graph(dataflow)
+        return replace(graph, deployment=graph.deployment or self.names.deployment)
+
+    def _dataflow(self, graph: SdfGraph, clock: Mapping[str, Any]) -> dg.Definitions:
+        job = build_sdf_job(graph)
+        return dg.Definitions(
+            assets=build_sdf_assets(graph, self.names, self._sdf),
+            jobs=[job],
+            schedules=[clock_schedule(job, self.options.schedules.states, **clock)],
+        )
+
+    def _opt_in(
+        self, graphs: Sequence[SdfGraph], clock: Mapping[str, Any]
+    ) -> list[dg.Definitions]:
+        names, options, parts = self.names, self.options, list[dg.Definitions]()
+        if options.window is not None:
+            parts.append(build_window_definitions(names, options.window, running=self.running))
+        if options.exports:
+            parts.append(
+                build_exports(
+                    names,
+                    options.exports,
+                    graphs,
+                    self._private,
+                    cron=options.schedules.exports,
+                    **clock,
+                )
+            )
+        if options.fork is not None:
+            parts.append(
+                build_forked_state(
+                    names, options.fork, window=options.window is not None, running=self.running
+                )
+            )
+        if options.bootstrapped_state is not None:
+            parts.append(build_bootstrapped_state(names, options.bootstrapped_state))
+        return parts
+
+

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -13,14 +12,6 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.catalog.location import (
-    CATALOGUE_DIRECTORY,
-    announce_catalogue,
-    check_catalogue,
-    local_catalogue,
-    remote_components,
-    require_catalogue_url,
-)
 from arroyo_dagster.orchestration.secrets import (
     NamedSecrets,
     refuse_secrets,
@@ -35,7 +26,6 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from arroyo_dagster.state.operations.catalog.epochs import EarlierCatalogue
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.operations.catalog.jobs import JobListing
     from arroyo_dagster.state.storage.store import ObjectStore
@@ -50,7 +40,7 @@ OPTIONS = (
 
 
 class ArroyoStateStore(NamedSecrets):
-    """The store of the jobs' checkpoints, and the store of the catalogue."""
+    """The store of the jobs' checkpoints."""
 
     checkpoint_url: str = Field(description="The checkpoint URL, in any form that Arroyo takes.")
     storage_options: dict[str, Any] = Field(default_factory=dict, repr=False, description=OPTIONS)
@@ -77,30 +67,11 @@ class ArroyoStateStore(NamedSecrets):
     layout: str = Field(
         default="auto", description="Which jobs to show, by layout: auto, legacy or protocol."
     )
-    catalogue_url: str | None = Field(
-        default=None,
-        description="Where the catalogue is stored, one place for all hosts. Default: below "
-        "DAGSTER_HOME, which is enough if Dagster's storage and run launcher use one host.",
-    )
-    catalogue_options: dict[str, Any] = Field(
-        default_factory=dict,
-        repr=False,
-        description="Options of the catalogue's store, in the form of storage_options.",
-    )
-    deployment: str | None = Field(
-        default=None, description="Part of the catalogue's path below DAGSTER_HOME."
-    )
     _stores: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _instance: Any = PrivateAttr(default=None)
-    _in_run: bool = PrivateAttr(default=False)
     _typed: Any = PrivateAttr(default_factory=dict)
-    _checked: bool = PrivateAttr(default=False)
-    _claimed: bool = PrivateAttr(default=False)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Remember the instance: where it keeps its files, and whether it has several hosts."""
-        self._instance = context.instance
-        self._in_run = context.run is not None
+        """Remember what was typed into a launchpad, which must not be secrets either."""
         self._typed = typed_fields(
             type(self), {} if context.run is None else context.run.run_config
         )
@@ -114,7 +85,6 @@ class ArroyoStateStore(NamedSecrets):
         super().check_fields()
         self._check_names("storage_options", self.checkpoint_url)
         self._check_names("delete_options", self.checkpoint_url)
-        self._check_names("catalogue_options", self.catalogue_url)
 
     def _check_names(self, field: str, url: str | None) -> None:
         options = getattr(self, field)
@@ -133,10 +103,10 @@ class ArroyoStateStore(NamedSecrets):
         """Return the store of the checkpoint URL. Only maintenance may call this.
 
         Raises:
-            InputError: Dagster's hosts have no common catalogue, a variable that the options
-                name is not set, or the configuration file cannot be read.
+            InputError: a variable that the options name is not set, or the configuration file
+                cannot be read.
         """
-        self._check_hosts()
+        refuse_secrets("the configuration of this run", self._typed)
         return self._opened("storage_options", self.checkpoint_url)
 
     def maintained(self, roots: Iterable[str]) -> list[str]:
@@ -170,40 +140,6 @@ class ArroyoStateStore(NamedSecrets):
             database=self.arroyo_database,
             assumed=assumed or {},
         )
-
-    def catalogue(self) -> "ObjectStore":
-        """Return the store of the catalogue of this checkpoint URL.
-
-        Raises:
-            InputError: it belongs to another checkpoint URL, would lie below this one, its place is
-                not configured, or Dagster's hosts have no common catalogue.
-        """
-        from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
-
-        self._check_hosts()
-        found = self._catalogue()
-        if not self._claimed:
-            claim_catalogue(found, self._place())
-            self._claimed = True
-        return found
-
-    def earlier(self) -> "EarlierCatalogue | None":
-        """Return the catalogue that older releases kept below DAGSTER_HOME for all checkpoint URLs.
-
-        It is only read. None: there is none, or `catalogue_url` is set.
-        """
-        from arroyo_dagster.state.operations.catalog.epochs import EPOCH_CATALOG, EarlierCatalogue
-        from arroyo_dagster.state.operations.catalog.owner import OWNER
-        from arroyo_dagster.state.storage.remote.open import open_store
-
-        if self.catalogue_url:
-            return None
-        root = Path(self._home()).absolute() / CATALOGUE_DIRECTORY
-        if not (root / EPOCH_CATALOG).is_dir():
-            return None
-        ours = self._local_catalogue()
-        others = [one for one in root.glob(f"*/**/{OWNER}") if one.parent != ours]
-        return EarlierCatalogue(store=open_store(str(root)), alone=not others)
 
     def chosen_layout(self) -> Layout | None:
         """Return the layout to show; None = both.
@@ -267,64 +203,6 @@ class ArroyoStateStore(NamedSecrets):
             self._stores[url] = open_store(absolute_url(url), options=options, delete_options=given)
         store: ObjectStore = self._stores[url]
         return store
-
-    def _place(self) -> str:
-        """Where the checkpoints lie, without credentials."""
-        from arroyo_dagster.state.operations.catalog.owner import checkpoint_place
-
-        options = resolve_variables("storage_options", self.storage_options)
-        return checkpoint_place(absolute_url(self.checkpoint_url), options)
-
-    def _catalogue(self) -> "ObjectStore":
-        from arroyo_dagster.state.operations.catalog.owner import check_apart
-
-        url = self.catalogue_url or str(self._local_catalogue())
-        found = self._opened("catalogue_options", url)
-        check_apart(found, self.writable())
-        return found
-
-    def _local_catalogue(self) -> Path:
-        from arroyo_dagster.state.operations.catalog.owner import place_digest
-
-        return local_catalogue(self._home(), self.deployment, place_digest(self._place()))
-
-    def _home(self) -> str:
-        home = os.environ.get("DAGSTER_HOME")
-        if not home and self._instance is not None:
-            home = self._instance.storage_directory()
-        if not home:
-            raise InputError(
-                "the catalogue's place is not configured",
-                next_step="set DAGSTER_HOME or catalogue_url",
-            )
-        return home
-
-    def _check_hosts(self) -> None:
-        """Once in each tick and run: all hosts of the instance see one catalogue."""
-        if self._checked or self._instance is None:
-            return
-        refuse_secrets("the configuration of this run", self._typed)
-        parts = remote_components(self._instance)
-        if parts and not self.catalogue_url:
-            require_catalogue_url(parts)
-        self._checked = True
-        if not parts:
-            return
-        try:
-            self._prove_catalogue()
-        except BaseException:
-            self._checked = False
-            raise
-
-    def _prove_catalogue(self) -> None:
-        from arroyo_dagster.state.operations.catalog.owner import claim_catalogue
-
-        catalogue, place = self._catalogue(), self._place()
-        if self._in_run:
-            check_catalogue(self._instance, place, catalogue)
-        else:
-            owner = claim_catalogue(catalogue, place)
-            announce_catalogue(self._instance, place, catalogue, owner.identity)
 
 
 def absolute_url(url: str) -> str:

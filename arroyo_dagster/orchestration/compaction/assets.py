@@ -1,55 +1,57 @@
-"""Merge a job's files, as an asset: plan, verify, and compare with the forecast."""
+"""`compacted_state` of each pipeline: merge its files, prove the merge, and show what changed.
+
+A managed job takes merged files over at its next checkpoint. A stopped Arroyo job is rewritten in
+place; one that runs, or of which nobody says what it does, waits.
+"""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result, kept_verdict
-from arroyo_dagster.orchestration.compaction.rendering import compaction_metadata
-from arroyo_dagster.orchestration.compaction.rewrite import (
-    RewriteStep,
-    is_arroyo_job,
-    rewritten_events,
+from arroyo_dagster.orchestration.check_results import format_verdict
+from arroyo_dagster.orchestration.compaction.rendering import (
+    compaction_metadata,
+    format_compaction,
+    format_rewrite,
+    plan_metadata,
+    rewrite_metadata,
 )
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure, name_failed_checks, of_selected
-from arroyo_dagster.orchestration.partitions import job_of
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, WaitingError, serve
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
-from arroyo_dagster.orchestration.skips import end_skipped_steps, lease_wait_seconds, leases_skip
 from arroyo_dagster.orchestration.translator import (
+    CHECKPOINT,
     COMPACTED_STATE,
-    OPERATOR_METADATA,
-    Naming,
-    specified_assets,
+    Names,
+    in_layers,
 )
 from arroyo_dagster.state.model.compaction import (
     AdoptionSettings,
     CompactionSettings,
+    LeftOut,
     MergeOutcome,
 )
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import progress_logger
-from arroyo_dagster.state.model.rewrite import QuietSettings
+from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteOutcome, RewriteShard
 from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
-ROW_PARITY = "row_parity"
-EFFECTIVE = "effective"
+OP = "arroyo_compacted_state"
 
 
-class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[misc]
-    """How to compact a job."""
+class CompactionConfig(settings_config(CompactionSettings), BoundsConfig):  # type: ignore[misc]
+    """How to compact pipelines, and how many."""
 
-    wait_seconds: float = setting_field(AdoptionSettings, "wait_seconds", default=10.0)
+    wait_seconds: float = setting_field(AdoptionSettings, "wait_seconds", default=0.0)
     quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
     lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
     dry_run: bool = Field(default=False, description="Plan only; change nothing.")
@@ -60,140 +62,111 @@ class CompactionConfig(settings_config(CompactionSettings)):  # type: ignore[mis
         Raises:
             dagster.Failure: there is no such policy or order.
         """
-        return configured(CompactionSettings, self)
+        settings: CompactionSettings = configured(CompactionSettings, self)
+        return settings
 
 
-def build_compacted_state(naming: Naming) -> dg.AssetsDefinition:
-    """Build the asset of a job's merged files, with the checks of a compaction."""
-    key = naming.key(COMPACTED_STATE)
+def build_compacted_state(
+    names: Names, pipelines: Sequence[Pipeline]
+) -> list[dg.AssetsDefinition]:
+    """Build the asset of each pipeline's merged files, made by one step."""
+    specs = [
+        (
+            pipeline,
+            names.spec(
+                COMPACTED_STATE, pipeline, deps=[names.key(CHECKPOINT, pipeline)]
+            ).replace_attributes(skippable=True),  # what found nothing to do has made nothing
+        )
+        for pipeline in pipelines
+    ]
+    return in_layers(names.name(OP), specs, lambda op, layer: _assets(names, op, layer))
 
-    @specified_assets(
-        name=naming.name("arroyo_compacted_state"),
-        specs=[
-            naming.spec(COMPACTED_STATE, deps=[OPERATOR_METADATA]).replace_attributes(
-                skippable=True  # what found nothing to do has made nothing
-            )
-        ],
-        check_specs=[
-            naming.check_spec(
-                ROW_PARITY,
-                COMPACTED_STATE,
-                "The merged files yield exactly the rows of the files they replace.",
-                blocking=True,
-            ),
-            naming.check_spec(
-                RESTORABLE,
-                COMPACTED_STATE,
-                "The newest epoch can be restored after the compaction.",
-                blocking=True,
-            ),
-            naming.check_spec(
-                EFFECTIVE,
-                COMPACTED_STATE,
-                "A restore reads as few files as forecast, and fewer than before.",
-            ),
-        ],
-        pool=naming.name("arroyo_compaction"),
-        can_subset=True,  # so that a check of what was not done may be left out
+
+def _assets(
+    names: Names, op: str, layer: Sequence[tuple[Pipeline, dg.AssetSpec]]
+) -> dg.AssetsDefinition:
+    keys = {spec.key: pipeline for pipeline, spec in layer}
+
+    @dg.multi_asset(
+        name=op,
+        specs=[spec for _, spec in layer],
+        pool=names.name("arroyo_compaction"),
+        can_subset=True,
+        required_resource_keys=names.resources,
     )
-    @naming.bind
-    @end_skipped_steps(key)
-    @name_failed_checks
-    def arroyo_compacted_state(  # type: ignore[no-untyped-def]
-        context: dg.AssetExecutionContext,
-        config: CompactionConfig,
-        arroyo_store: ArroyoStateStore,
-        arroyo_runner: MaintenanceRunner,
-        arroyo_directory: ArroyoDirectory,
-    ):
-        with as_failure(), leases_skip():
-            paths = job_of(context.partition_key)
-            if key in context.selected_asset_keys:
-                runner, checks = arroyo_runner, (ROW_PARITY, EFFECTIVE)
-                events = (
-                    rewritten_events(
-                        context,
-                        paths,
-                        key,
-                        RewriteStep(
-                            store=arroyo_store,
-                            directory=arroyo_directory,
-                            runner=runner,
-                            settings=config.settings(),
-                            quiet_seconds=config.quiet_seconds,
-                            lease_wait_seconds=lease_wait_seconds(context, config),
-                            dry_run=config.dry_run,
-                        ),
-                        checks,
-                    )
-                    if is_arroyo_job(arroyo_store, paths)
-                    else _compacted_events(paths, config, arroyo_store, runner, context, key)
-                )
-                yield from of_selected(context, events)
-            if dg.AssetCheckKey(key, RESTORABLE) in context.selected_asset_check_keys:
-                verdict = kept_verdict(RESTORABLE, arroyo_store, paths)
-                yield check_result(verdict, RESTORABLE, key)
+    def compacted_state(context: dg.AssetExecutionContext, config: CompactionConfig) -> Any:
+        wanted = [pipeline for key, pipeline in keys.items() if key in context.selected_asset_keys]
 
-    return arroyo_compacted_state
+        def work(turn: Turn) -> Iterator[Any]:
+            key = names.key(COMPACTED_STATE, turn.pipeline)
+            steps = _rewrite if _is_arroyo_job(turn) else _compact
+            yield from steps(turn, key, config)
+
+        tools = names.tools(context)
+        yield from serve(
+            context,
+            wanted,
+            work,
+            config,
+            tools,
+            noted=lambda pipeline: names.key(COMPACTED_STATE, pipeline),
+        )
+
+    return compacted_state
 
 
-def _compacted_events(
-    paths: JobPaths,
-    config: CompactionConfig,
-    store: ArroyoStateStore,
-    runner: MaintenanceRunner,
-    context: dg.AssetExecutionContext,
-    key: dg.AssetKey,
+def _is_arroyo_job(turn: Turn) -> bool:
+    from arroyo_dagster.state.operations.compaction.rewrite_preconditions import is_arroyo_job
+
+    return is_arroyo_job(turn.tools.store.reading(), turn.pipeline.paths)
+
+
+def _checked_parity(merges: Sequence[MergeOutcome]) -> None:
+    """Check that merged files yield exactly the rows of the files that they replace.
+
+    Raises:
+        dagster.Failure: a merge is not proven.
+    """
+    verdict = row_parity(merges)
+    if not verdict.passed:
+        raise dg.Failure(
+            f"a merge is not proven, and was not published: {format_verdict(verdict)}",
+            allow_retries=False,
+        )
+
+
+def _published(
+    publish: Callable[[], Any],
+    merges: Sequence[MergeOutcome],
+    published: Sequence[Any],
+    event: Callable[[Any], Any],
 ) -> Iterator[Any]:
-    """Compact one job, and give what Dagster shows of it; nothing of what was not looked at."""
-    merges: list[MergeOutcome] = []
-    published: list[CompactionOutcome] = []
-    begun = time.monotonic()
+    """Yield the events of what was published, also where an interrupt follows.
 
-    def materialized(outcome: "CompactionOutcome") -> "dg.MaterializeResult[Any]":
-        return dg.MaterializeResult(
-            asset_key=key,
-            metadata=compaction_metadata(outcome, time.monotonic() - begun),
-            data_version=dg.DataVersion(version_of(outcome)),
-        )
+    Returns:
+        What `publish` returns.
 
+    Raises:
+        dagster.Failure: a merge is not proven.
+    """
     try:
-        outcome = compacted(
-            paths, config, store, runner, context, merges=merges, published=published
-        )
+        outcome = publish()
     except ArroyoStateError:
-        if not row_parity(merges).passed:
-            yield check_result(row_parity(merges), ROW_PARITY, key)
+        _checked_parity(merges)
         raise
     except Exception:
         raise
     except BaseException:  # an interrupt
-        yield from map(materialized, published)
+        yield from map(event, published)
         raise
-    if outcome.changed:
-        yield materialized(outcome)
-    if outcome.merges:
-        yield check_result(row_parity(outcome.merges), ROW_PARITY, key)
-        verdict = effective(outcome.plan, outcome.after)
-        warn, kept = dg.AssetCheckSeverity.WARN, not verdict.findings
-        yield check_result(verdict, EFFECTIVE, key, severity=warn, passed=kept)
+    return outcome
 
 
-def compacted(
-    paths: JobPaths,
-    config: CompactionConfig,
-    store: ArroyoStateStore,
-    runner: MaintenanceRunner,
-    context: Any,
-    *,
-    merges: list[MergeOutcome],
-    published: "list[CompactionOutcome]",
-) -> "CompactionOutcome":
-    """Compact one job, and report it in the log of the run.
+# ---- managed jobs --------------------------------------------------------------------------------
 
-    Args:
-        merges: receives every completed merge, also if it is not published.
-        published: receives what was published, also if an interrupt follows.
+
+def _compact(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator[Any]:
+    """Compact one managed job; nothing to do makes nothing.
 
     Raises:
         ArroyoStateError: see `state.operations.compaction.job.run_compaction`.
@@ -202,52 +175,158 @@ def compacted(
     from arroyo_dagster.state.operations.compaction.plan import plan_compaction
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
+    merges: list[MergeOutcome] = []
+    published: list[CompactionOutcome] = []
+    begun, store, paths = time.monotonic(), turn.tools.store, turn.pipeline.paths
+
     def on_merge(outcome: MergeOutcome, left: int) -> None:
         merges.append(outcome)
         table = f"{outcome.merged.operator}.{outcome.merged.table}"
-        context.log.info(
+        turn.log.info(
             f"merged {len(outcome.merged.input_paths)} files of {table}, {left} merges left"
+        )
+
+    def event(outcome: "CompactionOutcome") -> "dg.MaterializeResult[Any]":
+        version = outcome.record.name if outcome.record else f"e{outcome.epoch}"
+        warnings = effective(outcome.plan, outcome.after).findings if outcome.merges else ()
+        for finding in warnings:
+            turn.log.warning(str(finding))
+        return dg.MaterializeResult(
+            asset_key=key,
+            metadata=compaction_metadata(outcome, time.monotonic() - begun),
+            data_version=dg.DataVersion(version),
         )
 
     if config.dry_run:
         plan = plan_compaction(store.reading(), paths, config.settings(), sampled=True)
-        outcome = CompactionOutcome.of_plan(plan)
-    else:
-        options = CompactionOptions(
-            owner=f"dagster run {context.run.run_id}",
-            lease_wait_seconds=lease_wait_seconds(context, config),
-            on_lease=context.log.info,
-            wait_seconds=config.wait_seconds,
-            sampled=True,
-            on_merge=on_merge,
-            on_progress=progress_logger(context.log.info),
-            on_published=published.append,
+        turn.log.info(format_compaction(CompactionOutcome.of_plan(plan), dry_run=True))
+        return
+    options = CompactionOptions(
+        owner=turn.owner,
+        lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
+        on_lease=turn.log.info,
+        wait_seconds=config.wait_seconds,
+        sampled=True,
+        on_merge=on_merge,
+        on_progress=progress_logger(turn.log.info),
+        on_published=published.append,
+    )
+    outcome = yield from _published(
+        lambda: turn.tools.runner.run_compaction(
+            store.writable(), paths, config.settings(), options
+        ),
+        merges,
+        published,
+        event,
+    )
+    turn.log.info(format_compaction(outcome))
+    if outcome.changed:
+        yield event(outcome)
+    _checked_parity(outcome.merges)
+
+
+# ---- Arroyo jobs ---------------------------------------------------------------------------------
+
+
+def _rewrite(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator[Any]:
+    """Rewrite a stopped Arroyo job in place.
+
+    Raises:
+        ArroyoStateError: as `run_rewrite`.
+        WaitingError: the job runs, or nobody says what it does; with the forecast.
+    """
+    from arroyo_dagster.state.metadata.interrupts import interruptible_sleep
+    from arroyo_dagster.state.operations.compaction.rewrite import (
+        RewriteOptions,
+        plan_rewrite,
+        run_rewrite,
+    )
+
+    parts: list[RewriteShard] = []
+    published: list[RewriteOutcome] = []
+    begun, tools, paths = time.monotonic(), turn.tools, turn.pipeline.paths
+    page = tools.store.arroyo_page(paths, managed=False)
+    links = {} if page is None else {"Arroyo": page}
+
+    def on_shard(part: RewriteShard | LeftOut, left: int) -> None:
+        if isinstance(part, RewriteShard):
+            parts.append(part)
+            table = f"{part.merged.operator}.{part.merged.table}"
+            turn.log.info(
+                f"rewrote {len(part.merged.input_paths)} files of {table}, {left} parts left"
+            )
+        else:
+            turn.log.warning(f"{part.operator}.{part.table} is skipped: {part.reason}")
+
+    def event(outcome: RewriteOutcome) -> "dg.MaterializeResult[Any]":
+        return dg.MaterializeResult(
+            asset_key=key,
+            metadata={**rewrite_metadata(outcome, time.monotonic() - begun), **links},
+            data_version=dg.DataVersion(rewrite_version(outcome)),
         )
-        outcome = runner.run_compaction(store.writable(), paths, config.settings(), options)
-    context.log.info(_format_outcome(outcome, dry_run=config.dry_run))
-    return outcome
+
+    asked = tools.directory.directory(tools.store)
+    plan = plan_rewrite(tools.store.reading(), paths, asked, config.settings(), sampled=True)
+    if config.dry_run or plan.why_not is not None or not plan.tables:
+        outcome = RewriteOutcome.of_plan(plan)
+        turn.log.info(format_rewrite(outcome, dry_run=config.dry_run))
+        if plan.tables and plan.why_not is not None and not config.dry_run:
+            raise WaitingError(_not_now(asked, outcome, turn.pipeline))
+        # Nothing was made: what would be is seen on the asset all the same.
+        yield dg.AssetObservation(key, metadata={**plan_metadata(plan), **links})
+        return
+    options = RewriteOptions(
+        run=tools.runner.rewrites(),
+        owner=turn.owner,
+        sleep=interruptible_sleep,
+        lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
+        on_lease=turn.log.info,
+        quiet_seconds=config.quiet_seconds,
+        on_shard=on_shard,
+        on_published=published.append,
+    )
+    outcome = yield from _published(
+        lambda: run_rewrite(
+            tools.store.writable(), paths, asked, config.settings(), options, plan=plan
+        ),
+        parts,
+        published,
+        event,
+    )
+    turn.log.info(format_rewrite(outcome))
+    if outcome.published:
+        yield event(outcome)
+        for finding in effective(outcome.plan, outcome.after).findings:
+            turn.log.warning(str(finding))
+    _checked_parity(outcome.parts)
 
 
-def version_of(outcome: "CompactionOutcome") -> str:
-    """Return the data version of merged files: the record, or the epoch, that lists them."""
-    return outcome.record.name if outcome.record else f"e{outcome.epoch}"
+def rewrite_version(outcome: RewriteOutcome) -> str:
+    """Return the data version of rewritten state: an epoch may be rewritten more than once."""
+    record = outcome.record
+    return f"e{outcome.plan.epoch}" if record is None else record.name.removesuffix(".json")
 
 
-def _format_outcome(outcome: "CompactionOutcome", *, dry_run: bool) -> str:
+_NEXT_STEPS: Mapping[JobCondition, str] = {
+    JobCondition.UNKNOWN: "check that `arroyo_api_url` and `arroyo_database` name the cluster that "
+    "runs this job, or set `assume`",
+    JobCondition.RUNNING: "stop the job with a checkpoint, or add it to the component's `window`, "
+    "which stops it and starts it again",
+}
+
+
+def _not_now(asked: "JobDirectory", outcome: RewriteOutcome, pipeline: Pipeline) -> str:
+    """Return why nothing was done of what there was to do, and what would let it be done.
+
+    Raises:
+        ArroyoStateError: somebody who was asked about the job could not answer.
+    """
     plan = outcome.plan
-    if dry_run:
-        return (
-            f"dry run: {len(plan.merges)} merges would leave {plan.files_after} of "
-            f"{plan.files_before} files"
-        )
-    if not outcome.changed and outcome.waiting:
-        return (
-            f"nothing more to do at epoch {plan.epoch}: {len(outcome.waiting)} compactions wait "
-            f"until the job adopts them at its next checkpoint; the first is {outcome.waiting[0]}"
-        )
-    if not outcome.changed:
-        reasons = sorted({one.reason for one in plan.left_out})
-        return f"nothing to do at epoch {plan.epoch}: {'; '.join(reasons) or 'no tables'}"
-    if outcome.published == "record" and outcome.epoch is None:
-        return "merged; the job adopts the files at its next checkpoint"
-    return f"merged; epoch {outcome.epoch} lists {outcome.files_after} files"
+    if plan.condition is JobCondition.UNKNOWN:
+        asked.find(pipeline.paths, checkpoints=False)  # raises what keeps a source from answering
+    step = _NEXT_STEPS.get(plan.condition, "wait until the job is at rest")
+    if plan.condition is JobCondition.UNKNOWN and not asked.sources:
+        step = "set `arroyo_api_url` or `arroyo_database` as a source of the job's status"
+    return (
+        f"{plan.why_not}; {plan.before.files} files would become {plan.after.files}. Next: {step}"
+    )

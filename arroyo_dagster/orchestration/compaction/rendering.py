@@ -126,3 +126,48 @@ def _merge_line(merge: MergeOutcome) -> Mapping[str, Any]:
         "size": f"{format_bytes(merge.size_bytes_in)} → {format_bytes(merge.size_bytes_out)}",
         "rows": f"{merge.rows_in:,} → {merge.rows_out:,}",
     }
+
+
+# ---- lines for the log ---------------------------------------------------------------------------
+
+
+def format_compaction(outcome: "CompactionOutcome", *, dry_run: bool = False) -> str:
+    """Format the outcome of a compaction as one sentence for the log."""
+    plan = outcome.plan
+    if dry_run:
+        return (
+            f"dry run: {len(plan.merges)} merges would leave {plan.files_after} of "
+            f"{plan.files_before} files"
+        )
+    if not outcome.changed and outcome.waiting:
+        return (
+            f"nothing more to do at epoch {plan.epoch}: {len(outcome.waiting)} compactions wait "
+            f"until the job adopts them at its next checkpoint; the first is {outcome.waiting[0]}"
+        )
+    if not outcome.changed:
+        return f"nothing to do at epoch {plan.epoch}: {_reasons(plan.left_out)}"
+    if outcome.published == "record" and outcome.epoch is None:
+        return "merged; the job adopts the files at its next checkpoint"
+    return f"merged; epoch {outcome.epoch} lists {outcome.files_after} files"
+
+
+def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
+    """Format the outcome of a rewrite as one sentence for the log."""
+    plan = outcome.plan
+    if not plan.tables:
+        return f"nothing to rewrite at epoch {plan.epoch}: {_reasons(outcome.left_out)}"
+    lost = sum(one.lost_rows for one in plan.repairs)
+    repaired = f", up to {lost} rows repaired that Arroyo would lose" if lost else ""
+    forecast = f"{plan.before.files} files would become {plan.after.files}{repaired}"
+    if outcome.published:
+        return (
+            f"rewritten in place: {plan.before.files} files became {outcome.after.files}, "
+            f"{outcome.repaired} rows repaired; epoch {plan.epoch} lists them"
+        )
+    if plan.why_not is not None:
+        return f"forecast only, {plan.why_not}: {forecast}"
+    return f"dry run: {forecast}" if dry_run else f"nothing could be rewritten: {forecast}"
+
+
+def _reasons(left_out: Iterable[LeftOut]) -> str:
+    return "; ".join(sorted({one.reason for one in left_out})) or "no tables"

@@ -1,4 +1,4 @@
-"""The sensor that reports newly ready epochs of every job, one event each.
+"""The sensor that reports new epochs: one event per tick for each pipeline that has some.
 
 Events are stored before the cursor moves, so a daemon that is killed in between repeats a tick.
 Events that the instance already has are skipped: none is duplicated or lost.
@@ -7,7 +7,7 @@ Events that the instance already has are skipped: none is duplicated or lost.
 import itertools
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,19 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.dataflow.assets import StatesReport
-from arroyo_dagster.orchestration.partitions import job_at, job_of, key_error, usable_keys
+from arroyo_dagster.orchestration.pipelines.model import paths_of
 from arroyo_dagster.orchestration.rendering import (
     DATA_VERSION,
-    content,
     counted,
-    duration,
     known,
+    table,
+    time_of_day,
     timestamp,
 )
+from arroyo_dagster.orchestration.requests import sensor_status
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.translator import CHECKPOINT, Naming
+from arroyo_dagster.orchestration.translator import CHECKPOINT, Names
+from arroyo_dagster.orchestration.verify.history import FIGURES
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
@@ -46,11 +48,8 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.job_changes import JobChanges, JobPosition
 
 CURSOR_VERSION = 1
-FINISHED = "arroyo/finished_at"
 _NAMED = 10
 _JITTER_SECONDS = 5
-_RECORDS = 1000
-_Identity = tuple[str | None, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +58,21 @@ class SensorOptions:
 
     Attributes:
         interval_seconds: the minimum time between two polls; None = 30 to 300 seconds, by the
-            number of jobs.
-        epochs_per_job: the maximum number of newest epochs of a job that get an event each; the
-            first of them carries the number of older ones.
-        events: the maximum number of events; remaining jobs are not read, and come first in the
-            next tick, which is not delayed.
+            number of pipelines.
+        events: the maximum number of events; remaining pipelines are not read, and come first in
+            the next tick, which is not delayed.
         budget_seconds: nothing is started after it; Dagster ends a tick at 60.
-        files_per_job: for a job with more files, bytes and rows are left out.
+        files_per_job: for a pipeline with more files, bytes and rows are left out.
     """
 
     interval_seconds: int | None = None
-    epochs_per_job: int = 10
-    events: int = 200
+    events: int = 300
     budget_seconds: float = 20.0
     files_per_job: int = 256
 
 
 def build_checkpoint_sensor(
-    naming: Naming,
+    names: Names,
     *,
     options: SensorOptions | None = None,
     states: StatesReport | None = None,
@@ -89,35 +85,31 @@ def build_checkpoint_sensor(
     Args:
         states: reports the dataflows whose services are among the jobs.
         state_keys: the assets that `states` reports. The lineage in Dagster shows the sensor on
-            these, and on the checkpoint.
+            these, and on each checkpoint.
     """
     chosen = options or SensorOptions()
     footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
+    keys = {one.root: names.key(CHECKPOINT, one) for one in names.pipelines.pipelines}
+    every = [*keys.values(), *state_keys]
 
     @dg.sensor(
-        name=naming.name("arroyo_checkpoint_sensor"),
-        asset_selection=dg.AssetSelection.assets(naming.key(CHECKPOINT), *state_keys),
+        name=names.name("arroyo_checkpoint_sensor"),
+        asset_selection=dg.AssetSelection.assets(*every) if every else None,
         minimum_interval_seconds=chosen.interval_seconds or TICK_SECONDS,
         default_status=sensor_status(running),
-        description="Report newly ready epochs of every job below the checkpoint URL.",
+        description="Report new epochs of every pipeline below the checkpoint URL.",
+        required_resource_keys=names.resources,
     )
-    @naming.bind
-    def arroyo_checkpoint_sensor(
-        context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
-    ) -> dg.SensorResult:
+    def arroyo_checkpoint_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         from arroyo_dagster.state.operations.catalog.footers import Footers
 
         if not footers:
             footers.append(Footers())
-        tick = _Tick(context, arroyo_store, naming, chosen, footers[0], states)
-        return tick.result(arroyo_store.chosen_layout())
+        store = names.tools(context).store
+        tick = _Tick(context, store, keys, names, chosen, footers[0], states)
+        return tick.result(store.chosen_layout())
 
     return arroyo_checkpoint_sensor
-
-
-def sensor_status(running: bool) -> dg.DefaultSensorStatus:
-    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
-    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
 
 
 # ---- one tick ------------------------------------------------------------------------------------
@@ -127,15 +119,15 @@ def sensor_status(running: bool) -> dg.DefaultSensorStatus:
 class _Tick:
     context: dg.SensorEvaluationContext
     resource: ArroyoStateStore
-    naming: Naming
+    keys: Mapping[str, dg.AssetKey]
+    names: Names
     options: SensorOptions
     footers: "Footers"
     states: StatesReport | None = None
     events: list[dg.AssetMaterialization] = field(default_factory=list)
     reported: list[dg.AssetMaterialization] = field(default_factory=list)
-    advanced: list[str] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
-    recorded: dict[str, set[_Identity]] = field(default_factory=dict)
+    advanced: list[JobPaths] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.options.budget_seconds
@@ -160,25 +152,22 @@ class _Tick:
             changes = self._changes(cursor, layout)
         except NotFoundError as error:
             # What was there once must not go unnoticed; a root that never was may come later.
-            if self.context.cursor or self._keys():
+            if self.context.cursor or self.keys:
                 raise
             return dg.SensorResult(
                 skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
             )
-        self._fetch_recorded(changes)
         for job in changes.jobs:
             self._report(job)
         self._report_states()
         self._warn(cursor, changes)
-        self._remember(cursor, changes.vanished)
-        told = self._format_tick(changes)
+        text = self._format_tick(changes)
         if self.events or self.reported or changes.vanished:  # a quiet tick has no log to store
-            self.context.log.info(told)
+            self.context.log.info(text)
         return dg.SensorResult(
             asset_events=[*self.events, *self.reported],
             cursor=encode_cursor(changes.cursor, polled_at, self.interval_seconds),
-            dynamic_partitions_requests=self._requests(changes),
-            skip_reason=dg.SkipReason(told),
+            skip_reason=dg.SkipReason(text),
         )
 
     def _changes(self, cursor: "FleetCursor", layout: Layout | None) -> "FleetChanges":
@@ -190,7 +179,7 @@ class _Tick:
         )
 
         options = PollOptions(
-            newest=min(self.options.epochs_per_job, self.options.events),
+            newest=1,
             most=self.options.events,
             layout=layout,
             sweep=sweep(self.interval_seconds),
@@ -198,19 +187,9 @@ class _Tick:
         try:
             return poll_fleet(self.store, cursor, options, deadline=self.deadline)
         except NothingLeft:
-            if not self._all_acknowledged(cursor):
+            if self.keys:
                 raise
             return poll_fleet(self.store, FleetCursor(), options, deadline=self.deadline)
-
-    def _all_acknowledged(self, cursor: "FleetCursor") -> bool:
-        """Whether all jobs that were known may be gone; their last epochs are kept."""
-        from arroyo_dagster.state.operations.catalog import known_jobs
-
-        catalogue = self.resource.catalogue()
-        gone = known_jobs.acknowledged(self.store, catalogue, cursor.positions)
-        others = [paths for paths in cursor.positions if paths not in gone]
-        self._remember(cursor, others)
-        return not others
 
     def _cursor(self) -> "FleetCursor":
         try:
@@ -233,118 +212,65 @@ class _Tick:
     # ---- events ----------------------------------------------------------------------------------
 
     def _report(self, job: "JobChanges") -> None:
-        key = job.paths.root
-        problem = key_error(key)
-        if problem is not None:
-            self.refused[key] = problem
-            return
         if not job.checkpoints:
             return
-        reported = self._reported_already(key)
-        fresh = [one for one in job.checkpoints if _identity(one) not in reported]
-        if fresh:
-            self.advanced.append(key)
-            self.events.extend(self._events(job, fresh))
+        self.advanced.append(job.paths)
+        key, checkpoint = self.keys.get(job.paths.root), job.checkpoints[-1]
+        if key is None:
+            self.unknown.append(job.paths.root)
+        elif not self._has(key, checkpoint):
+            self.events.append(self._event(key, job, checkpoint))
+
+    def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
+        """Whether the instance has the event of an epoch: a tick cut short is repeated."""
+        event = self.context.instance.get_latest_materialization_event(key)
+        told = None if event is None else event.asset_materialization
+        if told is None or (told.tags or {}).get(DATA_VERSION) != data_version(checkpoint):
+            return False
+        # A job that began anew under its name counts from 1 again, so the time counts as well.
+        finished = told.metadata.get(FIGURES["finished_micros"])
+        return finished is not None and finished.value == checkpoint.finish_time_micros
+
+    def _event(
+        self, key: dg.AssetKey, job: "JobChanges", checkpoint: Checkpoint
+    ) -> dg.AssetMaterialization:
+        before = None if job.before is None or job.passed_over else set(job.before.paths)
+        amounts = figures(checkpoint, before, self._facts(job, checkpoint))
+        metadata = checkpoint_metadata(checkpoint, amounts)
+        metadata["arroyo/new_epochs"] = len(job.checkpoints) + job.passed_over
+        page = self.resource.arroyo_page(job.paths, managed=checkpoint.progress is not None)
+        if page is not None:
+            metadata["Arroyo"] = page
+        return dg.AssetMaterialization(
+            key,
+            description=f"epoch {checkpoint.epoch} of {job.paths.root} is ready",
+            tags={DATA_VERSION: data_version(checkpoint)},
+            metadata=metadata,
+        )
+
+    def _facts(self, job: "JobChanges", checkpoint: Checkpoint) -> Mapping[Any, Any]:
+        if len(set(checkpoint.paths)) > self.options.files_per_job:
+            return {}
+        try:
+            return self.footers.read(
+                self.store, sorted(set(checkpoint.paths)), deadline=self.deadline
+            )
+        except ArroyoStateError as error:
+            self.context.log.warning(f"{job.paths.root}: bytes and rows are left out: {error}")
+            return {}
 
     def _report_states(self) -> None:
         """A state of a dataflow that cannot be read is told of in words: its job is seen anyhow."""
         if self.states is None:
             return
-        jobs = [job_of(key) for key in self.advanced]
         try:
-            self.reported.extend(self.states.events(self.context.instance, self.store, jobs))
+            self.reported.extend(
+                self.states.events(self.context.instance, self.store, self.advanced)
+            )
         except ArroyoStateError as error:
             self.context.log.warning(f"states are not reported: {error}")
 
-    def _reported_already(self, key: str) -> set[_Identity]:
-        """The epochs of a job that the instance has: a tick cut short is repeated."""
-        if key in self.recorded:
-            return self.recorded[key]
-        return self._stored_events([key], self.options.epochs_per_job)[0][key]
-
-    def _fetch_recorded(self, changes: "FleetChanges") -> None:
-        """Fetch the events of all new jobs by one query: a first import has hundreds of them."""
-        new = [job.paths.root for job in changes.jobs if job.appeared and job.checkpoints]
-        keys = [key for key in new if key_error(key) is None]
-        if not keys:
-            return
-        limit = min(_RECORDS, self.options.epochs_per_job * len(keys))
-        events, more = self._stored_events(keys, limit)
-        if not more:  # otherwise older events of some are missing, and each has a query
-            self.recorded = events
-
-    def _stored_events(
-        self, keys: Sequence[str], limit: int
-    ) -> tuple[dict[str, set[_Identity]], bool]:
-        """Return the newest events by job, and whether there may be more."""
-        found = self.context.instance.fetch_materializations(
-            dg.AssetRecordsFilter(self.naming.key(CHECKPOINT), asset_partitions=list(keys)),
-            limit=limit,
-        )
-        events: dict[str, set[_Identity]] = {key: set() for key in keys}
-        for record in found.records:
-            event = record.asset_materialization
-            if event is not None and event.partition is not None:
-                identity = ((event.tags or {}).get(DATA_VERSION), event.metadata.get(FINISHED))
-                events[event.partition].add(identity)
-        return events, found.has_more
-
-    def _events(
-        self, job: "JobChanges", fresh: Sequence[Checkpoint]
-    ) -> Iterable[dg.AssetMaterialization]:
-        facts = self._facts(job, fresh)
-        earlier = {
-            later.ref: one
-            for one, later in zip([job.before, *job.checkpoints], job.checkpoints, strict=False)
-        }
-        for at, checkpoint in enumerate(fresh):
-            before = earlier[checkpoint.ref]
-            paths = None if before is None else set(before.paths)
-            metadata = checkpoint_metadata(checkpoint, figures(checkpoint, paths, facts))
-            managed = checkpoint.progress is not None
-            page = self.resource.arroyo_page(job.paths, managed=managed)
-            if page is not None:
-                metadata["Arroyo"] = page
-            if at == 0 and job.passed_over:
-                metadata["arroyo/older_epochs"] = job.passed_over
-            yield dg.AssetMaterialization(
-                self.naming.key(CHECKPOINT),
-                description=f"epoch {checkpoint.epoch} of {job.paths.root} is ready",
-                partition=job.paths.root,
-                tags={DATA_VERSION: data_version(checkpoint)},
-                metadata=metadata,
-            )
-
-    def _facts(self, job: "JobChanges", fresh: Sequence[Checkpoint]) -> Mapping[Any, Any]:
-        wanted = {path for checkpoint in fresh for path in checkpoint.paths}
-        if len(wanted) > self.options.files_per_job:
-            return {}
-        try:
-            return self.footers.read(self.store, sorted(wanted), deadline=self.deadline)
-        except ArroyoStateError as error:
-            self.context.log.warning(f"{job.paths.root}: bytes and rows are left out: {error}")
-            return {}
-
     # ---- the rest --------------------------------------------------------------------------------
-
-    def _requests(self, changes: "FleetChanges") -> list[dg.AddDynamicPartitionsRequest]:
-        have = self._keys()
-        every = usable_keys(paths.root for paths in changes.cursor.positions)
-        new = [key for key in dict.fromkeys([*self.advanced, *every]) if key not in have]
-        # The daemon looks each of them up: a first import of thousands takes a few ticks.
-        bounded = new[: max(self.options.events, len(self.advanced))]
-        return [self.naming.jobs.build_add_request(bounded)] if bounded else []
-
-    def _keys(self) -> set[str]:
-        return set(self.context.instance.get_dynamic_partitions(str(self.naming.jobs.name)))
-
-    def _remember(self, cursor: "FleetCursor", gone: Iterable[JobPaths]) -> None:
-        """Keep the last epochs of jobs that vanished: the next cursor does not hold them."""
-        from arroyo_dagster.state.operations.catalog.known_jobs import remember
-
-        last = [(paths, cursor.positions[paths].epoch or None) for paths in gone]
-        if last:
-            remember(self.resource.catalogue(), last, wall_clock())
 
     def _warn(self, before: "FleetCursor", changes: "FleetChanges") -> None:
         for job in changes.jobs:
@@ -356,8 +282,7 @@ class _Tick:
             last = before.positions[paths].epoch or "none"
             self.context.log.warning(
                 f"{paths.root} vanished; its last epoch was {last}. Next: restore its objects; "
-                "if it was deleted on purpose, run the job "
-                f"{self.naming.name('arroyo_forget_job')}"
+                "if it was deleted on purpose, name it under `gone`"
             )
 
     def _requests_made(self) -> Requests:
@@ -366,25 +291,21 @@ class _Tick:
         return Requests(lists, calls.total() - lists)
 
     def _format_tick(self, changes: "FleetChanges") -> str:
-        appeared = [job.paths.root for job in changes.jobs if job.appeared]
         unreadable = {
             job.paths.root: job.problems[0].message for job in changes.jobs if job.problems
         }
-        left = changes.left
-        said = [
-            f"{counted(len(self.events), 'new epoch')} of {len(self.advanced)} of "
-            f"{counted(changes.known, 'job')}",
+        parts = [
+            f"new epochs of {len(self.advanced)} of {counted(changes.known, 'job')}",
             f"{counted(len(self.reported), 'event')} of dataflows" if self.reported else "",
-            _list("appeared", appeared),
-            f"{counted(left, 'job')} left for the next tick" if left else "",
+            _list("unknown to the definitions, which a reload finds", self.unknown),
+            f"{counted(changes.left, 'job')} left for the next tick" if changes.left else "",
             _list("vanished", [paths.root for paths in changes.vanished]),
             _list("unreadable", [f"{name} ({why})" for name, why in unreadable.items()]),
             _list("not listed", [problem.message for problem in changes.problems]),
             _list("names that no store can write", [repr(path) for path in changes.unlisted]),
-            _list("no partition", [f"{name!r} ({why})" for name, why in self.refused.items()]),
             f"requests: {self._requests_made()}",
         ]
-        return "; ".join(part for part in said if part)
+        return "; ".join(filter(None, parts))
 
 
 def _list(what: str, names: Sequence[str]) -> str:
@@ -400,27 +321,44 @@ def data_version(checkpoint: Checkpoint) -> str:
     return f"g{checkpoint.worker_generation or 0}:e{checkpoint.epoch}"
 
 
-def _identity(checkpoint: Checkpoint) -> tuple[str, object]:
-    # A job that began anew under its name counts from 1 again, so the time counts as well.
-    return data_version(checkpoint), timestamp(checkpoint.finish_time_micros)
-
-
-def checkpoint_metadata(checkpoint: Checkpoint, found: Figures) -> dict[str, Any]:
-    """Return what is shown of one epoch; unknown values are left out."""
-    taken = checkpoint.finish_time_micros - checkpoint.start_time_micros
+def checkpoint_metadata(checkpoint: Checkpoint, amounts: Figures) -> dict[str, Any]:
+    """Return what is shown of one epoch: numbers, which Dagster plots; unknown ones are left out."""
+    finished, watermark = checkpoint.finish_time_micros, job_watermark_micros(checkpoint)
     return known(
         {
-            "arroyo/epoch": checkpoint.epoch,
-            "size": content(found.size_bytes, found.files, found.rows),
-            "new": content(found.new_size_bytes, found.new_files, None),
-            FINISHED: timestamp(checkpoint.finish_time_micros),
-            "arroyo/watermark": timestamp(job_watermark_micros(checkpoint)),
-            "duration": duration(taken),
-            "arroyo/operators": len(checkpoint.operators),
-            "arroyo/generation": checkpoint.worker_generation,
+            FIGURES["epoch"]: int(checkpoint.epoch),
+            FIGURES["rows"]: amounts.rows,
+            FIGURES["files"]: amounts.files,
+            FIGURES["size_bytes"]: amounts.size_bytes,
+            "arroyo/checkpoint_seconds": (finished - checkpoint.start_time_micros) / 1e6,
+            "arroyo/watermark_lag_seconds": None
+            if watermark is None
+            else (finished - watermark) / 1e6,
+            "finished at": timestamp(finished),
+            "operators": table(_operator_rows(checkpoint)),
+            FIGURES["new_files"]: amounts.new_files,
+            FIGURES["new_size_bytes"]: amounts.new_size_bytes,
+            FIGURES["started_micros"]: checkpoint.start_time_micros,
+            FIGURES["finished_micros"]: finished,
+            FIGURES["watermark_micros"]: watermark,
+            FIGURES["worker_generation"]: checkpoint.worker_generation,
             "arroyo/path": dg.MetadataValue.path(str(checkpoint.ref)),
         }
     )
+
+
+def _operator_rows(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
+    """Yield a row for each table of the operators; one for an operator without tables."""
+    for operator in checkpoint.operators:
+        for name in operator.configs or ("-",):
+            files = operator.tables.get(name)
+            yield {
+                "operator": str(operator.operator),
+                "table": str(name),
+                "files": len(files.paths) if files is not None else 0,
+                "subtasks": operator.parallelism,
+                "watermark": time_of_day(operator.min_watermark_micros),
+            }
 
 
 # ---- the cursor ----------------------------------------------------------------------------------
@@ -471,7 +409,7 @@ def decode_cursor(text: str | None) -> "FleetCursor":
         start, listed_to = document.get("n"), document.get("r")
         return FleetCursor(
             positions=positions,
-            unread=frozenset(job_at(root) for root in document.get("u", ())),
+            unread=frozenset(paths_of(root) for root in document.get("u", ())),
             start_from=None if start is None else str(start),
             listed_to=None if listed_to is None else str(listed_to),
         )
@@ -496,7 +434,7 @@ def _position(root: str, numbers: Sequence[int]) -> "tuple[JobPaths, JobPosition
     from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 
     try:
-        return job_at(root), JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
+        return paths_of(root), JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))
     except (ValueError, TypeError, IndexError):
         return None
 

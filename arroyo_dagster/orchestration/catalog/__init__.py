@@ -1,1 +1,0 @@
-"""Epochs, operators and the fleet as assets, the sensor that reports them, and their checks."""

@@ -1,0 +1,347 @@
+"""`fleet`: all pipelines in one table, the worst first, and the check that none is overlooked."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.check_results import (
+    LastResult,
+    check_result,
+    format_verdict,
+    last_results,
+)
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.pipelines.model import Pipeline, unlisted_pipeline
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
+from arroyo_dagster.orchestration.serving import FAILED, SINCE, WAITING, Tools, last_note
+from arroyo_dagster.orchestration.translator import (
+    CHECKPOINT,
+    EVERY_PIPELINE,
+    FLEET,
+    HEALTHY,
+    RESTORABLE,
+    Names,
+)
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.units import format_bytes, format_micros
+from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error, warning
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.planning.verify.fleet import JobAge
+
+JOB = "arroyo_fleet"
+FLEET_CRON = "*/15 * * * *"
+WAITING_LIMIT = timedelta(days=1)
+_RELOAD = "reload the definitions (`dg utils refresh-defs-state`, or a restart of the code server)"
+_TEXT = (
+    "Every pipeline below the checkpoint URL is known to the definitions, none vanished, the last "
+    "verdict on each is no error, and none waits for longer than a day."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What is known of one pipeline.
+
+    Attributes:
+        root: the job, as job or pipeline/job.
+        finding: what is wrong; None = nothing.
+        note: what else there is to say.
+    """
+
+    root: str
+    state: str
+    finding: Finding | None = None
+    note: str | None = None
+    epoch: int | None = None
+    age_micros: int | None = None
+    resting: bool = False
+    files: int | None = None
+    size_bytes: int | None = None
+
+    @property
+    def rank(self) -> tuple[int, bool, int, str]:
+        """The worst first: errors, warnings, then the oldest epochs."""
+        severities = {None: 2, "warning": 1, "error": 0}
+        severity = None if self.finding is None else self.finding.severity.value
+        return severities[severity], self.resting, -(self.age_micros or 0), self.root
+
+    def shown(self) -> dict[str, Any]:
+        """The row of the table, with few and short columns: Dagster makes the page as wide."""
+        finding = self.finding
+        return {
+            "pipeline": self.root,
+            "state": self.state,
+            "epoch": self.epoch,
+            "age": None if self.age_micros is None else format_micros(self.age_micros),
+            "files": shown.number(self.files),
+            "size": None if self.size_bytes is None else format_bytes(self.size_bytes),
+            "what": self.note if finding is None else f"{finding.evidence}. {finding.next_step}",
+        }
+
+
+def build_fleet(
+    names: Names,
+    maintained: Mapping[dg.AssetKey, Pipeline],
+    *,
+    waiting_limit: timedelta = WAITING_LIMIT,
+    cron: str = FLEET_CRON,
+    timezone: str = "UTC",
+    running: bool = False,
+) -> dg.Definitions:
+    """Build the asset of all pipelines with its check, its job and schedule.
+
+    Args:
+        maintained: the assets whose runs may have left a pipeline waiting.
+        waiting_limit: a pipeline that waits for longer is an error.
+    """
+    spec = names.spec(FLEET, deps=[names.key(CHECKPOINT, one) for one in names.pipelines.pipelines])
+
+    @dg.multi_asset(
+        name=f"{names.name(JOB)}_overview",
+        specs=[spec],
+        check_specs=[names.check_spec(EVERY_PIPELINE, spec.key, _TEXT)],
+        can_subset=True,
+        required_resource_keys=names.resources,
+    )
+    def fleet(context: dg.AssetExecutionContext) -> Any:
+        with as_failure():
+            overview = _Overview(names, names.tools(context), context.instance, maintained)
+            rows = overview.rows(waiting_limit)
+        if context.selected_asset_keys:
+            yield dg.MaterializeResult(asset_key=spec.key, metadata=_metadata(rows))
+        if context.selected_asset_check_keys:
+            findings = [row.finding for row in rows if row.finding is not None]
+            verdict = Verdict(findings=(*overview.root, *findings), inspected=max(1, len(rows)))
+            pipelines = shown.counted(len(rows), "pipeline")
+            yield check_result(
+                verdict,
+                EVERY_PIPELINE,
+                spec.key,
+                passed=not verdict.findings,
+                description=f"{len(verdict.findings)} of {pipelines}: {format_verdict(verdict)}"
+                if verdict.findings
+                else f"{pipelines}, nothing to do",
+            )
+
+    job: Any = dg.define_asset_job(
+        names.name(JOB),
+        selection=dg.AssetSelection.assets(fleet),
+        description="Show all pipelines, and find those that the definitions do not know.",
+        executor_def=dg.in_process_executor,
+        run_tags=BACKGROUND_TAGS,
+    )
+    schedule = clock_schedule(job, cron, timezone=timezone, running=running)
+    return dg.Definitions(assets=[fleet], jobs=[job], schedules=[schedule])
+
+
+class _Overview:
+    """Looks at the store, and at what the instance knows, for one run.
+
+    Attributes:
+        root: what is wrong with the listing.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        tools: Tools,
+        instance: dg.DagsterInstance,
+        maintained: Mapping[dg.AssetKey, Pipeline],
+    ) -> None:
+        self._names = names
+        self._tools = tools
+        self._instance = instance
+        self._maintained = maintained
+        self._pipelines = names.pipelines.pipelines
+        self.root: list[Finding] = []
+        if names.pipelines.problem is not None:
+            self._find(names.pipelines.problem, "the definitions show the last list of pipelines")
+
+    def _find(self, problem: str, meaning: str) -> None:
+        step = f"check the checkpoint URL, the store and its credentials; then {_RELOAD}"
+        self.root.append(error("not-listed", self._names.pipelines.url, f"{problem}: {meaning}", step))
+
+    def rows(self, waiting_limit: timedelta) -> list[_Row]:
+        """Return a row for each pipeline, the worst first.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        there, hidden = self._listed()
+        known = {one.root for one in self._pipelines}
+        ages = {age.job: age for age in self._ages([one.paths for one in self._pipelines])}
+        last = self._last()
+        waiting = self._waiting(waiting_limit)
+        amounts = self._amounts()
+        rows = []
+        for pipeline in self._pipelines:
+            gone = there is not None and pipeline.root not in there and not hidden(pipeline.paths)
+            finding, state = self._judge(pipeline, ages[pipeline.root], gone, last)
+            waits, note = waiting.get(pipeline.root, (None, None))
+            row = _row(ages[pipeline.root], state, finding or waits, note)
+            rows.append(_with_amounts(row, amounts.get(pipeline.root)))
+        rows += [self._unknown(root) for root in sorted((there or set()) - known)]
+        return sorted(rows, key=lambda row: row.rank)
+
+    def _listed(self) -> tuple[set[str] | None, Any]:
+        """Return the roots of the jobs there are, and what tells whether a job may be hidden.
+
+        None: the store could not be listed.
+        """
+        try:
+            listing = self._tools.store.listing()
+        except ArroyoStateError as problem:
+            self._find(problem.message, "which pipelines there are is not known")
+            return None, lambda paths: True
+        for path, problem in listing.unreadable.items():
+            self._find(f"{path} cannot be listed ({problem.message})", "pipelines may be hidden")
+        return {str(paths.root) for paths in listing.jobs}, listing.hides
+
+    def _ages(self, jobs: Sequence[JobPaths]) -> "list[JobAge]":
+        from arroyo_dagster.state.operations.catalog.footers import job_ages
+
+        store = self._tools.store
+        return job_ages(store.reading(), jobs, self._tools.directory.directory(store))
+
+    def _last(self) -> dict[tuple[str, str], LastResult]:
+        keys = {
+            dg.AssetCheckKey(self._names.key(CHECKPOINT, pipeline), name): (pipeline.root, name)
+            for pipeline in self._pipelines
+            for name in (RESTORABLE, HEALTHY)
+        }
+        results = last_results(self._instance, list(keys))
+        return {keys[key]: result for key, result in results.items()}
+
+    def _judge(
+        self,
+        pipeline: Pipeline,
+        age: "JobAge",
+        gone: bool,
+        last: Mapping[tuple[str, str], LastResult],
+    ) -> tuple[Finding | None, str]:
+        """Return what is wrong with a pipeline, if anything, and its state in one word."""
+        root = pipeline.root
+        restorable, healthy = last.get((root, RESTORABLE)), last.get((root, HEALTHY))
+        if gone:
+            step = "restore its objects; if it was deleted on purpose, name it under `gone`"
+            return error("vanished", root, "it is not below the checkpoint URL", step), "vanished"
+        if age.problem is not None:
+            step = f"`arroyo-state verify {root}` says which object is wrong"
+            return error("unreadable", root, age.problem, step), "unreadable"
+        if restorable is not None and restorable.is_error:
+            step = f"`arroyo-state verify {root}` lists every finding with its next step"
+            return error("broken", root, restorable.description, step), "broken"
+        if age.condition is JobCondition.FAILED:
+            step = "read its error in Arroyo, and start it again"
+            return warning("failed", root, age.failure or "Arroyo reports it failed", step), "failed"
+        state = "no epoch" if age.epoch is None else age.resting or "ready"
+        if restorable is None:
+            step = f"run the job {self._names.name('arroyo_verify')}, or switch its schedule on"
+            return warning("not-evaluated", root, "it was never verified", step), state
+        if healthy is not None and not healthy.passed:
+            step = "the check `healthy` of its checkpoint lists each finding"
+            return warning("not-healthy", root, healthy.description, step), state
+        return None, state
+
+    def _waiting(self, limit: timedelta) -> dict[str, tuple[Finding | None, str | None]]:
+        """Return why pipelines wait for maintenance, or why it failed, by root."""
+        rows: dict[str, tuple[Finding | None, str | None]] = {}
+        for key, pipeline in self._maintained.items():
+            note = last_note(self._instance, key)
+            reason = note.get(FAILED) or note.get(WAITING)
+            if reason is None:
+                continue
+            seconds = max(0.0, time.time() - float(note.get(SINCE) or time.time()))
+            text = f"{key.path[-1]} waits for {format_micros(int(seconds * 1e6))}, because {reason}"
+            if FAILED in note:
+                rows[pipeline.root] = error("failed", pipeline.root, reason, "run it again"), None
+            elif seconds > limit.total_seconds():
+                finding = error("waits", pipeline.root, text, "let it be maintained, or leave it out")
+                rows[pipeline.root] = finding, None
+            else:
+                rows.setdefault(pipeline.root, (None, text))
+        return rows
+
+    def _amounts(self) -> dict[str, tuple[int | None, int | None]]:
+        """Return the files and bytes of the newest reported epoch of each pipeline, by root."""
+        roots = {self._names.key(CHECKPOINT, one): one.root for one in self._pipelines}
+        records = self._instance.get_asset_records(list(roots)) if roots else []
+        amounts = {}
+        for record in records:
+            event = record.asset_entry.last_materialization
+            made = None if event is None else event.asset_materialization
+            if made is not None:
+                values = (made.metadata.get(f"arroyo/{name}") for name in ("files", "bytes"))
+                files, size_bytes = (None if one is None else one.value for one in values)
+                amounts[roots[record.asset_entry.asset_key]] = (files, size_bytes)
+        return amounts
+
+    def _unknown(self, root: str) -> _Row:
+        """Verify a pipeline that the definitions do not know, as closely as the others."""
+        from arroyo_dagster.state.operations.verify.job import verify_job
+
+        pipeline = unlisted_pipeline(root)
+        (age,) = self._ages([pipeline.paths])
+        try:
+            verdict = verify_job(self._tools.store.reading(), pipeline.paths, level=1).verdict
+        except ArroyoStateError as problem:
+            verdict = Verdict(findings=(warning("no-epoch", root, problem.message, _RELOAD),))
+        evidence = "the definitions do not know it"
+        if verdict.errors:
+            return _row(age, "broken", error("unknown", root, f"{evidence}; {verdict.errors[0]}", _RELOAD))
+        return _row(age, "unknown", warning("unknown", root, evidence, _RELOAD))
+
+
+def _row(age: "JobAge", state: str, finding: Finding | None, note: str | None = None) -> _Row:
+    return _Row(
+        root=age.job,
+        state=state,
+        finding=finding,
+        note=note,
+        epoch=age.epoch,
+        age_micros=age.age_micros(wall_clock()),
+        resting=age.resting is not None,
+        files=age.files,
+    )
+
+
+def _with_amounts(row: _Row, amounts: tuple[int | None, int | None] | None) -> _Row:
+    from dataclasses import replace
+
+    if amounts is None:
+        return row
+    files, size_bytes = amounts
+    return replace(row, files=row.files if files is None else files, size_bytes=size_bytes)
+
+
+def _metadata(rows: Sequence[_Row]) -> dict[str, Any]:
+    """Return the totals as numbers, which Dagster plots, and the table."""
+    sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
+    moving = [row.age_micros for row in rows if row.age_micros is not None and not row.resting]
+    states = [row.state for row in rows]
+    return shown.known(
+        {
+            "pipelines": shown.table(row.shown() for row in rows),
+            "arroyo/pipelines": len(rows),
+            "arroyo/broken": states.count("broken"),
+            "arroyo/vanished": states.count("vanished"),
+            "arroyo/unknown": states.count("unknown"),
+            "arroyo/unreadable": states.count("unreadable"),
+            "arroyo/warnings": sum(
+                row.finding is not None and row.finding.severity.value == "warning" for row in rows
+            ),
+            "arroyo/at_rest": sum(row.resting for row in rows),
+            "arroyo/files": sum(row.files or 0 for row in rows),
+            "arroyo/bytes": sum(sizes) if sizes else None,
+            "arroyo/max_seconds_since_epoch": max(moving) / 1e6 if moving else None,
+        }
+    )

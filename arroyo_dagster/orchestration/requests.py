@@ -1,0 +1,115 @@
+"""Schedules that request one run for the pipelines that are due, and none while one is unfinished."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.serving import Tools
+from arroyo_dagster.orchestration.translator import Names
+
+MAX_RUNTIME_SECONDS = 7200
+MAINTENANCE_TAG = "arroyo/maintenance"
+"""The tag of every run that changes or deletes state; its value is the deployment. For a limit on
+the runs of an instance."""
+
+BACKGROUND_TAGS = {
+    "dagster/priority": "-1",
+    dg.MAX_RUNTIME_SECONDS_TAG: str(MAX_RUNTIME_SECONDS),
+    "dagster/max_retries": "0",  # the next run of the schedule serves what failed
+}
+"""Tags of background runs: other runs go first, and one that does not end is ended."""
+
+_UNFINISHED = [
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+
+Due = Callable[[Tools, dg.DagsterInstance], Sequence[Pipeline]]
+"""Returns the pipelines that are due, those that need it most first."""
+
+
+def maintenance_tags(deployment: str | None) -> dict[str, str]:
+    """Return the tags of runs that change or delete state."""
+    return {**BACKGROUND_TAGS, MAINTENANCE_TAG: deployment or "default"}
+
+
+def due_schedule(
+    names: Names,
+    job: Any,
+    cron: str,
+    *,
+    due: Due,
+    request: Callable[[Sequence[Pipeline]], dg.RunRequest],
+    timezone: str = "UTC",
+    running: bool = False,
+) -> dg.ScheduleDefinition:
+    """Build the schedule of a job: one run for all pipelines that are due."""
+
+    @dg.schedule(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule=cron,
+        execution_timezone=timezone,
+        default_status=schedule_status(running),
+        description=job.description,
+        required_resource_keys=names.resources,
+    )
+    def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        unfinished = unfinished_run(context.instance, job.name)
+        if unfinished is not None:
+            return dg.SkipReason(f"nothing requested: {unfinished}")
+        with as_failure():
+            pipelines = due(names.tools(context), context.instance)
+        if not pipelines:
+            known = shown.counted(len(names.pipelines.pipelines), "pipeline")
+            return dg.SkipReason(f"nothing due: {known}")
+        return request(pipelines)
+
+    return schedule
+
+
+def clock_schedule(
+    job: Any, cron: str, *, timezone: str = "UTC", running: bool = False
+) -> dg.ScheduleDefinition:
+    """Build the schedule of a job that has something to do at each tick."""
+    return dg.ScheduleDefinition(
+        name=f"{job.name}_schedule",
+        description=job.description,
+        job=job,
+        cron_schedule=cron,
+        execution_timezone=timezone,
+        default_status=schedule_status(running),
+    )
+
+
+def unfinished_run(instance: dg.DagsterInstance, job_name: str) -> str | None:
+    """Describe a run of a job that is queued or running; None if there is none.
+
+    A run that has been running for twice its limit has died with its process. Without run
+    monitoring it must not block the others forever.
+    """
+    records = instance.get_run_records(dg.RunsFilter(job_name=job_name, statuses=_UNFINISHED))
+    now = time.time()
+    for record in records:
+        if now - (record.start_time or now) < 2 * MAX_RUNTIME_SECONDS:
+            run = record.dagster_run
+            return f"run {run.run_id[:8]} is {run.status.value.lower()}"
+    return None
+
+
+def schedule_status(running: bool) -> dg.DefaultScheduleStatus:
+    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
+    return dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
+
+
+def sensor_status(running: bool) -> dg.DefaultSensorStatus:
+    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
+    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED

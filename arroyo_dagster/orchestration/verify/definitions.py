@@ -1,0 +1,243 @@
+"""The checks of all pipelines, the job that evaluates those that are due, and its schedule."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration.check_results import (
+    LastResult,
+    is_news,
+    last_results,
+    report,
+)
+from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
+from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, Work, serve
+from arroyo_dagster.orchestration.translator import (
+    CHECKPOINT,
+    HEALTHY,
+    RESTORABLE,
+    Names,
+    in_layers,
+)
+from arroyo_dagster.orchestration.verify.history import reported_epochs
+from arroyo_dagster.orchestration.verify.verdict import (
+    LEVEL,
+    LISTING,
+    VerifyOptions,
+    verify_pipeline,
+)
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.verify import MAX_LEVEL
+from arroyo_dagster.state.planning.rules import KINDS
+
+JOB = "arroyo_verify"
+_EVENTS_A_DAY = 38_400
+_FEWEST_MINUTES = 15
+
+_TEXTS = {
+    RESTORABLE: "A restore of the newest epoch finds every file that it opens, with the expected "
+    "content: level 1 of `arroyo-state verify`, once a day level 4. If it is red, run `arroyo-state "
+    "verify PIPELINE`: each finding names the object and the next step.",
+    HEALTHY: "The state develops as expected. Each row is a kind of finding, with its next step.",
+}
+
+
+class VerifyConfig(BoundsConfig):
+    """Which pipelines to verify."""
+
+    pipelines: list[str] = Field(
+        default_factory=list,
+        description="The jobs, as job or pipeline/job. Empty: those that are due.",
+    )
+
+
+def verify_cron(pipelines: int) -> str:
+    """Return how often pipelines are verified: every 15 minutes up to 100 of them, less often for
+    more, so that all checks together stay below 50,000 events a day.
+    """
+    minutes = max(_FEWEST_MINUTES, -(-pipelines * 2 * 1440 // _EVENTS_A_DAY))
+    if minutes <= 30:
+        return f"*/{15 if minutes <= 15 else 20 if minutes <= 20 else 30} * * * *"
+    hours = -(-minutes // 60)
+    return f"7 */{hours} * * *" if hours > 1 else "7 * * * *"
+
+
+def build_verify(
+    names: Names, options: VerifyOptions, *, cron: str | None, timezone: str, running: bool
+) -> dg.Definitions:
+    """Build the checks `restorable` and `healthy` of each pipeline, the job and its schedule."""
+
+    def due(tools: Tools, instance: dg.DagsterInstance) -> list[Pipeline]:
+        return due_pipelines(names, tools, instance, options)
+
+    @dg.op(
+        name=f"{names.name(JOB)}_op",
+        description="Verify the pipelines that are due, and record each verdict.",
+        required_resource_keys=names.resources,
+        out=dg.Out(dg.Nothing),
+    )
+    def verify(context: dg.OpExecutionContext, config: VerifyConfig) -> Iterator[Any]:
+        tools = names.tools(context)
+        with as_failure():
+            wanted = [*map(names.find, config.pipelines)] or due(tools, context.instance)
+            last = _last(names, context.instance, wanted)
+        work = _work(names, context, options, last)
+        yield from serve(context, wanted, work, config, tools)
+        yield dg.Output(None, metadata={"arroyo/pipelines": len(wanted)})
+
+    @dg.job(
+        name=names.name(JOB),
+        description="Verify the pipelines with new epochs or other changes, and those that wait "
+        "longest. Fails if one cannot be restored.",
+        executor_def=dg.in_process_executor,
+        tags=BACKGROUND_TAGS,
+    )
+    def job() -> None:
+        verify()
+
+    checks = [(pipeline, names.spec(CHECKPOINT, pipeline)) for pipeline in names.pipelines.pipelines]
+    schedule = due_schedule(
+        names,
+        job,
+        cron or verify_cron(len(checks)),
+        due=due,
+        request=lambda due: dg.RunRequest(
+            run_config=dg.RunConfig(
+                {verify.name: VerifyConfig(pipelines=[one.root for one in due])}
+            )
+        ),
+        timezone=timezone,
+        running=running,
+    )
+    return dg.Definitions(
+        asset_checks=in_layers(
+            names.name("arroyo_checks"), checks, lambda op, layer: _checks(names, op, layer, options)
+        ),
+        jobs=[job],
+        schedules=[schedule],
+    )
+
+
+def _checks(
+    names: Names,
+    op: str,
+    layer: Sequence[tuple[Pipeline, dg.AssetSpec]],
+    options: VerifyOptions,
+) -> dg.AssetChecksDefinition:
+    """Build the checks as one step, which a user runs from a page of Dagster."""
+    by_key = {spec.key: pipeline for pipeline, spec in layer}
+    details = {HEALTHY: [f"`{kind}`: {text}" for kind, text in KINDS.items()]}
+    specs = [
+        names.check_spec(
+            name,
+            spec.key,
+            text.replace("PIPELINE", pipeline.root),
+            details=details.get(name, ()),
+            blocking=name == RESTORABLE,
+        )
+        for pipeline, spec in layer
+        for name, text in _TEXTS.items()
+    ]
+
+    @dg.multi_asset_check(
+        name=op, specs=specs, can_subset=True, required_resource_keys=names.resources
+    )
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        wanted: dict[Pipeline, list[str]] = {}
+        for check in context.selected_asset_check_keys:
+            wanted.setdefault(by_key[check.asset_key], []).append(check.name)
+        instance = context.instance
+        with as_failure():
+            last = _last(names, instance, list(wanted))
+
+        def work(turn: Turn) -> Iterator[dg.AssetCheckResult]:
+            pipeline = turn.pipeline
+            yield from verify_pipeline(
+                names,
+                turn,
+                last.get((pipeline, RESTORABLE)),
+                options,
+                wanted[pipeline],
+                reported_epochs(instance, names.key(CHECKPOINT, pipeline)),
+            ).results
+
+        yield from serve(context, list(wanted), work, BoundsConfig(), names.tools(context))
+
+    return checks
+
+
+def _work(
+    names: Names,
+    context: dg.OpExecutionContext,
+    options: VerifyOptions,
+    last: Mapping[tuple[Pipeline, str], LastResult],
+) -> Work:
+    """Return what verifies one pipeline of a run, and records its verdicts if they are news."""
+
+    def work(turn: Turn) -> Iterator[Any]:
+        pipeline, instance = turn.pipeline, context.instance
+        history = reported_epochs(instance, names.key(CHECKPOINT, pipeline))
+        before = last.get((pipeline, RESTORABLE))
+        found = verify_pipeline(names, turn, before, options, history=history)
+        for result in found.results:
+            earlier = last.get((pipeline, str(result.check_name)))
+            news = is_news(earlier, result, options.report_every)
+            if result.check_name == RESTORABLE:
+                news |= result.metadata[LEVEL].value == MAX_LEVEL or found.alarm is not None
+            if news:
+                report(instance, result, context.run.run_id)
+        if found.alarm is not None:
+            raise dg.Failure(found.alarm, allow_retries=False)
+        yield from ()
+
+    return work
+
+
+def _last(
+    names: Names, instance: dg.DagsterInstance, pipelines: Sequence[Pipeline]
+) -> dict[tuple[Pipeline, str], LastResult]:
+    keys = {
+        dg.AssetCheckKey(names.key(CHECKPOINT, pipeline), name): (pipeline, name)
+        for pipeline in pipelines
+        for name in (RESTORABLE, HEALTHY)
+    }
+    return {keys[key]: one for key, one in last_results(instance, list(keys)).items()}
+
+
+def due_pipelines(
+    names: Names, tools: Tools, instance: dg.DagsterInstance, options: VerifyOptions
+) -> list[Pipeline]:
+    """Return the pipelines to verify now, those that wait longest first: without a verdict, with
+    another listing than at the last one, or with a verdict older than `audit_after`.
+
+    A pipeline that cannot be listed is due: its verdict says why.
+    """
+    from arroyo_dagster.state.operations.verify.fingerprint import list_objects, listing_digest
+    from arroyo_dagster.state.storage.concurrency import concurrently
+
+    store, now = tools.store.reading(), wall_clock() / 1e6
+    last = _last(names, instance, names.pipelines.pipelines)
+
+    def age(pipeline: Pipeline) -> float | None:
+        """The age of the verdict; None if it is not due."""
+        before = last.get((pipeline, RESTORABLE))
+        if before is None:
+            return float("inf")
+        seconds = now - before.at
+        if not 0 <= seconds < options.audit_after:
+            return seconds
+        try:
+            same = listing_digest(list_objects(store, pipeline.paths)) == before.metadata.get(LISTING)
+        except ArroyoStateError:
+            return seconds
+        return None if same else seconds
+
+    ages = zip(names.pipelines.pipelines, concurrently(age, names.pipelines.pipelines), strict=True)
+    due = [(seconds, pipeline) for pipeline, seconds in ages if seconds is not None]
+    return [pipeline for _, pipeline in sorted(due, key=lambda one: (-one[0], one[1].root))]
+

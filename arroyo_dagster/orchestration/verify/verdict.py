@@ -1,0 +1,220 @@
+"""The verdicts on one pipeline: whether its newest epoch can be restored, and how its state grows."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from arroyo_dagster.errors import ArroyoStateError, NotFoundError
+from arroyo_dagster.orchestration import rendering as shown
+from arroyo_dagster.orchestration.check_results import (
+    FINDINGS,
+    LastResult,
+    check_result,
+    format_verdict,
+)
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.serving import Turn
+from arroyo_dagster.orchestration.translator import CHECKPOINT, HEALTHY, RESTORABLE, Names
+from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.verify import MAX_LEVEL
+from arroyo_dagster.state.planning.rules import HEALTH_RULES, KINDS
+from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error, warning
+
+LISTING, FILES, LEVEL, AUDITED, ALERTED = (
+    f"arroyo/{name}" for name in ("listing", "files", "level", "audited_at", "alerted_at")
+)
+"""Metadata of a verdict: what lay in the store, how closely it was verified, when at level 4, and
+when a run failed because of these errors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """When pipelines are verified, and how closely.
+
+    Attributes:
+        audit_after: seconds after which a pipeline is verified at level 4 although nothing changed.
+        report_every: seconds after which an unchanged verdict is recorded again.
+        limits: when a finding about the development of the state is one.
+    """
+
+    audit_after: float = 86_400.0
+    report_every: float = 3_600.0
+    limits: HealthLimits = HealthLimits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was found of one pipeline.
+
+    Attributes:
+        alarm: why its run fails; None where nothing is wrong, or a run failed because of the same
+            errors within `audit_after`.
+    """
+
+    alarm: str | None
+    results: Sequence[dg.AssetCheckResult]
+
+
+def verify_pipeline(
+    names: Names,
+    turn: Turn,
+    last: LastResult | None,
+    options: VerifyOptions,
+    wanted: Sequence[str] = (RESTORABLE, HEALTHY),
+    history: Sequence[Any] = (),
+) -> Verification:
+    """Verify the newest epoch of a pipeline, and judge how its state develops.
+
+    Args:
+        last: the last result of `restorable`.
+        wanted: the checks to evaluate.
+        history: figures of epochs that the store may no longer have, as of `job_health`.
+
+    Raises:
+        StorageError: the store failed.
+        ConflictError: epochs expire faster than they can be read.
+    """
+    alarm, results = None, []
+    if RESTORABLE in wanted:
+        verdict, metadata = _restorable(turn, last, options)
+        key = names.key(CHECKPOINT, turn.pipeline)
+        if verdict.errors:
+            alerted = _alerted(verdict, last, options)
+            alarm = None if alerted else format_verdict(verdict)
+            metadata = {**metadata, ALERTED: alerted or time.time()}
+        results.append(check_result(verdict, RESTORABLE, key, metadata=metadata))
+    if HEALTHY in wanted:
+        results.append(_healthy(names, turn, options, history))
+    return Verification(alarm=alarm, results=results)
+
+
+def _alerted(verdict: Verdict, last: LastResult | None, options: VerifyOptions) -> float | None:
+    """When a run failed lately because of the same errors; None if none did."""
+    if last is None or not last.is_error or last.metadata.get(FINDINGS) != len(verdict.findings):
+        return None
+    alerted = float(last.metadata.get(ALERTED) or 0.0)
+    return alerted if 0 <= time.time() - alerted < options.audit_after else None
+
+
+# ---- restorable ----------------------------------------------------------------------------------
+
+
+def _restorable(
+    turn: Turn, last: LastResult | None, options: VerifyOptions
+) -> tuple[Verdict, Mapping[str, Any]]:
+    from arroyo_dagster.state.operations.verify.fingerprint import (
+        epoch_fingerprint,
+        list_objects,
+        listing_digest,
+    )
+    from arroyo_dagster.state.operations.verify.job import verify_job
+
+    store, paths = turn.tools.store.reading(), turn.pipeline.paths
+    now, audited = time.time(), 0.0 if last is None else float(last.metadata.get(AUDITED) or 0.0)
+    level = MAX_LEVEL if now - audited >= options.audit_after else 1
+    objects = list_objects(store, paths)
+    metadata: dict[str, Any] = {LISTING: listing_digest(objects), LEVEL: level}
+    try:
+        job = verify_job(store, paths, level=level)
+    except NotFoundError as problem:
+        return Verdict(findings=(_missing(turn.pipeline, problem, bool(objects)),)), metadata
+    findings = list(job.verdict.findings)
+    before = None if last is None else _fingerprint(last.metadata.get(FILES))
+    if before is not None:
+        now_there = epoch_fingerprint(store, paths, before.epoch, objects)
+        changed = [] if now_there is None else before.changed(now_there)
+        findings += [_changed(turn.pipeline, before.epoch, name) for name in changed]
+    files = epoch_fingerprint(store, paths, job.epoch, objects)
+    metadata |= {
+        "arroyo/epoch": int(job.epoch),
+        AUDITED: now if level == MAX_LEVEL else audited or None,
+        FILES: None if files is None else json.dumps([files.epoch, files.operators]),
+    }
+    return Verdict(findings=tuple(findings), inspected=job.verdict.inspected), metadata
+
+
+def _fingerprint(text: Any) -> Any:
+    from arroyo_dagster.state.operations.verify.fingerprint import EpochFingerprint
+
+    if not isinstance(text, str):
+        return None
+    epoch, operators = json.loads(text)
+    return EpochFingerprint(epoch, {name: tuple(one) for name, one in operators.items()})
+
+
+def _changed(pipeline: Pipeline, epoch: int, operator: str) -> Finding:
+    return error(
+        "file-changed",
+        pipeline.root,
+        f"a file that operator {operator} lists at epoch {epoch} has another size or etag than when "
+        "it was verified last; nobody writes a listed file twice",
+        f"`arroyo-state verify {pipeline.root} --level 4` reads every row; restore the object from "
+        "a copy if it reports an error",
+    )
+
+
+def _missing(pipeline: Pipeline, problem: ArroyoStateError, remains: bool) -> Finding:
+    if remains:
+        return warning(
+            "no-epoch",
+            pipeline.root,
+            problem.message,
+            problem.next_step or "wait for its first checkpoint, or check its logs",
+        )
+    return error(
+        "job-missing",
+        pipeline.root,
+        "there is no such job below the checkpoint URL",
+        "restore its objects; if it was deleted on purpose, name it under `gone:`",
+    )
+
+
+# ---- healthy -------------------------------------------------------------------------------------
+
+
+def _healthy(
+    names: Names, turn: Turn, options: VerifyOptions, history: Sequence[Any]
+) -> dg.AssetCheckResult:
+    from arroyo_dagster.state.operations.catalog.health import check_health
+
+    pipeline, tools = turn.pipeline, turn.tools
+    key = names.key(CHECKPOINT, pipeline)
+    (health,) = check_health(
+        tools.store.reading(),
+        [pipeline.paths],
+        tools.directory.directory(tools.store),
+        options.limits,
+        histories={pipeline.root: history},
+    )
+    findings = [f for one in health.verdicts.values() if one is not None for f in one.findings]
+    rows = list(_kinds(health.verdicts))
+    return check_result(
+        Verdict(findings=tuple(findings), inspected=1),
+        HEALTHY,
+        key,
+        severity=dg.AssetCheckSeverity.WARN,
+        passed=not findings,
+        metadata={"findings": shown.table(rows)},
+    )
+
+
+def _kinds(verdicts: Mapping[str, Verdict | None]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kind of finding: what it means, its first finding and the next step."""
+    kinds: dict[str, list[Finding]] = {}
+    for rule in HEALTH_RULES:
+        verdict = verdicts.get(rule.name)
+        if verdict is not None and verdict.findings:
+            kinds.setdefault(rule.kind, []).extend(verdict.findings)
+    for kind in KINDS:
+        if kind in kinds:
+            first = kinds[kind][0]
+            yield {
+                "what": kind,
+                "evidence": first.evidence,
+                "findings": len(kinds[kind]),
+                "next step": first.next_step,
+            }
