@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError
@@ -90,6 +90,7 @@ class JobFacts:
     Attributes:
         source: the source; of merged facts the one that reported the condition.
         name: of the pipeline, for display.
+        sql: of the pipeline, as its user wrote it, which may hold secrets.
         state: Arroyo's name of the state, from which `condition` follows.
         run_id: increases by one at every start; in the protocol layout the worker generation.
         newest_ready_epoch, checkpoints: the epochs, oldest first. An empty tuple does not prove
@@ -106,6 +107,7 @@ class JobFacts:
     source: str | None = None
     pipeline: PipelineId | None = None
     name: str | None = None
+    sql: str | None = field(default=None, repr=False)
     condition: JobCondition = JobCondition.UNKNOWN
     state: str | None = None
     run_id: int | None = None
@@ -210,7 +212,7 @@ def _why(answer: SourceAnswer) -> str:
     return f"{answer.source}: reports no state"
 
 
-_SHARED = ("pipeline", "name")
+_SHARED = ("pipeline", "name", "sql")
 _COMPARED = ("pipeline", "name", "condition", "run_id", "newest_ready_epoch")
 
 

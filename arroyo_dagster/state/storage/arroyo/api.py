@@ -268,9 +268,10 @@ def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
 
 
 def _pipeline(one: Fields) -> Mapping[str, Any]:
-    """Return the fields of a pipeline without its program, which is long and not needed."""
+    """Return the fields of a pipeline without its graph, which is long and not needed."""
     return {
         "name": one.text("name", empty=False),
+        "sql": one.optional_text("query"),
         "action": one.optional_text("action", empty=False),
         "action_in_progress": one.optional_flag("action_in_progress"),
         "stop_requested": one.optional_text("stop", empty=False),

@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 TABLES: Mapping[str, tuple[str, ...]] = {
     "job_configs": (*("id", "pipeline_name", "pipeline_id", "stop", "ignore_state_before_epoch"),),
     "job_statuses": ("id", "state", "run_id", "start_time", "finish_time", "failure_message"),
-    "pipelines": ("id", "pub_id", "name"),
+    "pipelines": ("id", "pub_id", "name", "textual_repr"),
     "checkpoints": (
         *("job_id", "epoch", "min_epoch", "state", "is_stopping", "start_time", "finish_time"),
     ),
@@ -117,6 +117,7 @@ def _job(
         source=source,
         pipeline=_pub_id(pipeline) if pipeline else None,
         name=name or config.optional_text("pipeline_name"),
+        sql=pipeline.optional_text("textual_repr") if pipeline else None,
         condition=condition_of(state),
         state=state,
         run_id=status.optional_number("run_id"),

@@ -1,0 +1,332 @@
+"""Sources and sinks of pipelines, and the edges between them and the pipelines. Reads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Literal
+
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline
+from arroyo_dagster.orchestration.pipelines.names import Key, key_part
+from arroyo_dagster.orchestration.pipelines.sql import SqlTables, tables_of
+from arroyo_dagster.redaction import HIDDEN, redact_url
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.tables import TableConfig
+
+Role = Literal["source", "sink"]
+_OPERATOR = re.compile(r"(source|sink)_(.+)_\d+", re.DOTALL)
+_PREVIEW = re.compile(r"sink_(.+)_\d+_1", re.DOTALL)
+_OWNER = re.compile(r"([A-Za-z-]+(?: [A-Za-z]+)*) (?:source|sink)\b")
+_CONNECTORS = {"rabbitmq_stream": "rabbitmq"}
+_UNKNOWN = "table"
+_TOPICS = "topics"  # the source of a dataflow's service, and the member of its offset
+_TOPIC = "topic"
+_NOWHERE = frozenset({"blackhole", "stdout", "preview", "vec"})
+"""Connectors behind which there is nothing that anybody could look at."""
+_PLACES = ("namespace", "stream_name", "stream", "subject", "topic", "topic_pattern", "table_name")
+_HOSTS = ("endpoint", "url", "address", "servers", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A source or sink of a pipeline, as its state names it.
+
+    Attributes:
+        operator: its id.
+        table: the table of the pipeline that it reads or writes.
+        connector: as of `Endpoint`.
+    """
+
+    role: Role
+    operator: str
+    table: str
+    connector: str | None = None
+
+
+# ---- what the state says -------------------------------------------------------------------------
+
+
+def ends_of_arroyo(operators: Mapping[str, Iterable[TableConfig]]) -> list[End]:
+    """Return the sources and sinks among the operators of an Arroyo job.
+
+    Args:
+        operators: the configurations of their tables, by operator; they name the connector.
+
+    Source: arroyo-state.md 1.4, `source_{table}_{i}` and `sink_{table}_{i}`.
+    """
+    ends = (_end(operator, configs) for operator, configs in sorted(operators.items()))
+    return [end for end in ends if end is not None]
+
+
+def _end(operator: str, configs: Iterable[TableConfig] = ()) -> End | None:
+    found = _OPERATOR.fullmatch(operator)
+    if found is None:
+        return None
+    role: Role = "source" if found[1] == "source" else "sink"
+    return End(role, operator, found[2], _connector(operator, configs))
+
+
+def _connector(operator: str, configs: Iterable[TableConfig]) -> str | None:
+    """Return the connector that registers these tables, if only one does."""
+    from arroyo_dagster.state.tables.known.built_in import BUILT_IN
+
+    owners = {
+        found[1]
+        for config in configs
+        for known in BUILT_IN
+        if known.is_of(operator, config) and known.has_version(config.state_version)
+        if (found := _OWNER.match(known.owner)) is not None
+    }
+    if len(owners) != 1 or " or " in (owner := owners.pop()):
+        return None
+    name = re.sub("[ -]", "_", owner.lower())
+    return _CONNECTORS.get(name, name)
+
+
+def ends_of_managed(operators: Mapping[str, Iterable[TableConfig]], offsets: str) -> list[End]:
+    """Return the sources and sinks of a managed job; of a dataflow's service its topics.
+
+    Args:
+        operators: as of `ends_of_arroyo`. A sink is an operator that commits in two phases.
+        offsets: the JSON of the offsets of its sources.
+    """
+    try:
+        sources = json.loads(offsets)
+        topics = sources.get(_TOPICS, {}).get(_TOPICS)
+    except (ValueError, AttributeError):
+        return []
+    if isinstance(topics, dict):
+        ends = [End("source", _TOPICS, topic, _TOPIC) for topic in sorted(topics)]
+    else:
+        ends = [End("source", operator, operator) for operator in sorted(sources)]
+    for operator, configs in sorted(operators.items()):
+        if any(config.uses_two_phase_commit for config in configs):
+            topic = operator.removeprefix("sink.") if isinstance(topics, dict) else ""
+            ends.append(End("sink", operator, topic or operator, _TOPIC if topic else None))
+    return ends
+
+
+# ---- what it is outside --------------------------------------------------------------------------
+
+
+def endpoints_of(
+    pipeline: Key, ends: Sequence[End] | None, sql: str | None
+) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
+    """Return the sources and the sinks of a pipeline, ordered by key.
+
+    The key is the connector and what the SQL names: a topic, a path, a host; never credentials or
+    a query. Without SQL nobody knows whether the tables of two pipelines are the same thing: the
+    key is the connector (`table` if the state does not tell), the key of the pipeline and the name
+    of the table. A topic of a dataflow is `topic`, the dataflow and the topic.
+
+    Args:
+        pipeline: its key.
+        ends: as its state names them; None = its state could not be read, only the SQL tells.
+    """
+    tables = tables_of(sql) if sql else SqlTables()
+    if ends is None:
+        ends = _ends_of_sql(tables)
+    found: dict[Role, list[Endpoint]] = {"source": [], "sink": []}
+    for end in ends:
+        endpoint = _endpoint(pipeline, end, tables)
+        if endpoint is not None:
+            found[end.role].append(endpoint)
+    ordered = [
+        tuple(sorted(endpoints, key=lambda one: (one.key, one.operator)))
+        for endpoints in found.values()
+    ]
+    return ordered[0], ordered[1]
+
+
+def _ends_of_sql(tables: SqlTables) -> list[End]:
+    ends = [End("sink", f"sink_{name}", name) for name in tables.written & tables.options.keys()]
+    read = tables.mentioned & tables.options.keys()
+    return ends + [End("source", f"source_{name}", name) for name in read]
+
+
+def ends_of_endpoints(pipeline: Pipeline) -> list[End]:
+    """Return the sources and sinks that a list knows of an Arroyo job, to name them anew."""
+    ends = [
+        (_end(endpoint.operator), endpoint.connector)
+        for endpoint in (*pipeline.sources, *pipeline.sinks)
+    ]
+    return [replace(end, connector=connector) for end, connector in ends if end is not None]
+
+
+def _endpoint(pipeline: Key, end: End, tables: SqlTables) -> Endpoint | None:
+    table = end.table
+    preview = _PREVIEW.fullmatch(end.operator)
+    if preview and table.casefold() not in tables.options:
+        table = preview[1] if preview[1].casefold() in tables.options else table
+    options = tables.options.get(table.casefold(), {})
+    connector = options.get("connector", "").lower() or end.connector
+    if connector in _NOWHERE:
+        return None
+    first = key_part(connector or _UNKNOWN)
+    place = _place(options)
+    key: Key
+    if connector == _TOPIC:
+        key = (first, pipeline[0], key_part(table))
+    elif place:
+        key = (first, *map(key_part, place))
+    else:
+        key = (first, *pipeline, key_part(table))
+    return Endpoint(key, end.operator, connector)
+
+
+def _place(options: Mapping[str, str]) -> list[str]:
+    """Return where the rows of a table are, as parts of a key; empty = its options do not tell."""
+    named = [options[name] for name in _PLACES if options.get(name)]
+    if named:
+        return named
+    if options.get("path"):
+        return _parts(options["path"])
+    # The path of an address may hold a token, as those of webhooks do.
+    address = next((options[name] for name in _HOSTS if options.get(name)), "")
+    return _host(address) if address else []
+
+
+def _parts(location: str) -> list[str]:
+    """Return the parts of a path or URL without user, query and `file:`."""
+    if "://" in location:
+        shown = redact_url(location).partition("?")[0].replace(f"{HIDDEN}@", "")
+        scheme, _, rest = shown.partition("://")
+        location = rest if scheme == "file" else f"{scheme}/{rest}"
+    return [part for part in location.split("/") if part]
+
+
+def _host(address: str) -> list[str]:
+    return _parts(address if "://" in address else f"host://{address}")[1:2]
+
+
+# ---- edges ---------------------------------------------------------------------------------------
+
+
+def mapped(
+    endpoints: Iterable[Endpoint], mapping: bool | Mapping[str, str | None]
+) -> tuple[Endpoint, ...]:
+    """Return endpoints with the keys that a user gives them.
+
+    Args:
+        mapping: True = all as they are; False = none; or other keys by keys, the parts of both
+            joined by `/`. A key with None is left out; one that the mapping does not name stays.
+
+    Raises:
+        InputError: another key has an empty part.
+    """
+    if isinstance(mapping, bool):
+        return tuple(endpoints) if mapping else ()
+    found = []
+    for endpoint in endpoints:
+        name = "/".join(endpoint.key)
+        other = mapping.get(name, name)
+        if other is None:
+            continue
+        parts = tuple(other.split("/"))
+        if not all(parts):
+            raise InputError(
+                "this is no key of an asset: one of its parts is empty",
+                key=other,
+                instead_of=name,
+                next_step="write the parts of the key with one '/' between them",
+            )
+        found.append(replace(endpoint, key=parts))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The edges between pipelines, by their roots, and their sources and sinks, by their keys.
+
+    Attributes:
+        sources: the keys that each pipeline reads.
+        sinks: the pipelines that write each key, which are at least one.
+        left_out: of each pipeline the keys that it reads or writes, too, but whose edges would
+            close a cycle; pipelines without such a key are left out.
+    """
+
+    sources: Mapping[str, tuple[Key, ...]]
+    sinks: Mapping[Key, tuple[str, ...]]
+    left_out: Mapping[str, tuple[Key, ...]]
+
+
+def without_cycles(pipelines: Iterable[Pipeline]) -> Lineage:
+    """Return the edges of pipelines; Dagster refuses cycles, so edges that close one are left out.
+
+    Which ones depends on the pipelines alone: the edges are added in the order of the keys of the
+    pipelines, those of sources first.
+    """
+    edges = [
+        (pipeline.root, key, reads)
+        for pipeline in sorted(pipelines, key=lambda one: one.key)
+        for reads, ends in ((True, pipeline.sources), (False, pipeline.sinks))
+        for key in sorted({end.key for end in ends})
+    ]
+    refused = _closing(edges) if _has_cycle(edges) else set()
+    sources: dict[str, list[Key]] = {}
+    sinks: dict[Key, list[str]] = {}
+    left_out: dict[str, list[Key]] = {}
+    for edge in edges:
+        root, key, reads = edge
+        if edge in refused:
+            left_out.setdefault(root, []).append(key)
+        elif reads:
+            sources.setdefault(root, []).append(key)
+        else:
+            sinks.setdefault(key, []).append(root)
+    return Lineage(
+        sources={root: tuple(keys) for root, keys in sources.items()},
+        sinks={key: tuple(roots) for key, roots in sorted(sinks.items())},
+        left_out={root: tuple(keys) for root, keys in left_out.items()},
+    )
+
+
+_Edge = tuple[str, Key, bool]
+"""A pipeline's root, a key, and whether it reads it, else writes it."""
+_Node = str | Key
+
+
+def _ends(edge: _Edge) -> tuple[_Node, _Node]:
+    root, key, reads = edge
+    return (key, root) if reads else (root, key)
+
+
+def _has_cycle(edges: Iterable[_Edge]) -> bool:
+    before: dict[_Node, set[_Node]] = {}
+    for start, end in map(_ends, edges):
+        before.setdefault(end, set()).add(start)
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+def _closing(edges: Iterable[_Edge]) -> set[_Edge]:
+    """Return the edges that close a cycle with those before them that close none."""
+    after: dict[_Node, set[_Node]] = {}
+    refused = set()
+    for edge in edges:
+        start, end = _ends(edge)
+        if _reaches(end, start, after):
+            refused.add(edge)
+        else:
+            after.setdefault(start, set()).add(end)
+    return refused
+
+
+def _reaches(start: _Node, end: _Node, after: Mapping[_Node, set[_Node]]) -> bool:
+    seen, waiting = {start}, [start]
+    while waiting:
+        node = waiting.pop()
+        if node == end:
+            return True
+        fresh = after.get(node, set()) - seen
+        seen |= fresh
+        waiting += fresh
+    return False

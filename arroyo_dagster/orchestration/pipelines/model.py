@@ -1,0 +1,179 @@
+"""Pipelines as they are found below a checkpoint URL, and the list of them, with its JSON form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from arroyo_dagster.errors import FormatError
+from arroyo_dagster.orchestration.pipelines.names import Key
+from arroyo_dagster.state.model.ids import path_error
+from arroyo_dagster.state.model.json_fields import Fields, parse_json
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.model.layout import JobPaths
+
+FORM = 1
+"""The version of the JSON form of a list."""
+_NEXT = (
+    "use the release that wrote it; or remove it: the next listing makes a new one, in which a "
+    "pipeline has the name that Arroyo gives it now"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A source or a sink.
+
+    Attributes:
+        key: what it is outside of the pipeline, such as `("kafka", "orders")`.
+        operator: the id of the operator that reads or writes it; of tables in the SQL of a pipeline
+            whose state could not be read, as `source_TABLE` or `sink_TABLE`.
+        connector: Arroyo's name of its kind; None = not known.
+    """
+
+    key: Key
+    operator: str
+    connector: str | None = None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipeline: one job of Arroyo or of this package.
+
+    Attributes:
+        root: the directory of its state, `job` or `pipeline/job`.
+        key: the parts of its asset keys between the deployment and the table.
+        name: the name that its key is made of; None = the key is made of the root.
+        current_name: its name as Arroyo last said.
+        managed: whether it is a managed job; None = no epoch of it was ever read.
+        sql: its SQL without the values of secret options, as Arroyo last said.
+        epoch: the epoch from which its sources and sinks were read; None = none was.
+    """
+
+    root: str
+    key: Key
+    name: str | None = None
+    current_name: str | None = None
+    managed: bool | None = None
+    sources: tuple[Endpoint, ...] = ()
+    sinks: tuple[Endpoint, ...] = ()
+    sql: str | None = None
+    epoch: int | None = None
+
+    @property
+    def paths(self) -> JobPaths:
+        """The paths of its job."""
+        from arroyo_dagster.state.operations.catalog.jobs import paths_of
+
+        return paths_of(self.root)
+
+
+@dataclass(frozen=True)
+class PipelineList:
+    """The pipelines below a checkpoint URL.
+
+    Attributes:
+        pipelines: ordered by key.
+        keys: each key that was ever given, by root; those of pipelines that left stay, so that no
+            other pipeline gets them.
+        listed_at_micros: the time of the listing that the list shows.
+        problem: why a later listing changed nothing; None = the last one is this list.
+        missing: the roots of pipelines that the last listing did not find.
+        notes: what the last listing could not read, which changes no key.
+    """
+
+    url: str
+    pipelines: tuple[Pipeline, ...] = ()
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    listed_at_micros: int = 0
+    problem: str | None = None
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def by_root(self) -> Mapping[str, Pipeline]:
+        """The pipelines by their roots."""
+        return {pipeline.root: pipeline for pipeline in self.pipelines}
+
+    def to_json(self) -> str:
+        """Return the list as JSON; `from_json` reads it."""
+        values = {"form": FORM, **asdict(self), "keys": dict(sorted(self.keys.items()))}
+        return json.dumps(values, ensure_ascii=False, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str | None = None) -> PipelineList:
+        """Read a list.
+
+        Args:
+            where: the name of the file, for errors.
+
+        Raises:
+            FormatError: it has another form.
+        """
+        try:
+            values = parse_json(text)
+        except ValueError as error:
+            raise FormatError(
+                f"a list of pipelines is not JSON: {error}", next_step=_NEXT, path=where
+            ) from error
+        with Fields(values, next_step=_NEXT, path=where) as fields:
+            if (form := fields.value("form")) != FORM:
+                raise fields.wrong("form", f"{FORM}, the form of this release", form)
+            keys = fields.object("keys")
+            found = cls(
+                url=fields.text("url"),
+                pipelines=tuple(map(_pipeline, fields.objects("pipelines"))),
+                keys={root: _key(keys, root) for root in keys},
+                listed_at_micros=fields.number("listed_at_micros"),
+                problem=fields.optional_text("problem"),
+                missing=fields.texts("missing"),
+                notes=fields.texts("notes"),
+            )
+            _check(found, fields)
+        return found
+
+
+def _check(found: PipelineList, fields: Fields) -> None:
+    given = {pipeline.root: pipeline.key for pipeline in found.pipelines}
+    if len(given) < len(found.pipelines):
+        raise fields.wrong("pipelines", "one entry of each root", sorted(given))
+    if any(found.keys.get(root) != key for root, key in given.items()):
+        raise fields.wrong("keys", "the keys of all pipelines", sorted(found.keys))
+    if len({*found.keys.values()}) < len(found.keys):
+        raise fields.wrong("keys", "another key for each root", sorted(found.keys))
+
+
+def _pipeline(fields: Fields) -> Pipeline:
+    pipeline = Pipeline(
+        root=fields.text("root"),
+        key=_key(fields, "key"),
+        name=fields.optional_text("name"),
+        current_name=fields.optional_text("current_name"),
+        managed=fields.optional_flag("managed"),
+        sources=tuple(map(_endpoint, fields.objects("sources"))),
+        sinks=tuple(map(_endpoint, fields.objects("sinks"))),
+        sql=fields.optional_text("sql"),
+        epoch=fields.optional_number("epoch"),
+    )
+    if path_error(pipeline.root) or pipeline.root.count("/") > 1:
+        raise fields.wrong("root", "the root of a job", pipeline.root)
+    return pipeline
+
+
+def _endpoint(fields: Fields) -> Endpoint:
+    return Endpoint(
+        key=_key(fields, "key"),
+        operator=fields.text("operator"),
+        connector=fields.optional_text("connector"),
+    )
+
+
+def _key(fields: Fields, name: str) -> Key:
+    key = fields.texts(name)
+    if not key or not all(key):
+        raise fields.wrong(name, "the parts of a key", key)
+    return key

@@ -1,0 +1,111 @@
+"""Free text as parts of asset keys, and names that Dagster can tell apart.
+
+Dagster makes the names of inputs and outputs from keys: only letters, digits, `_`, `-` and `.` may
+stand in them, and 1.12 refuses dots in dependencies. So a part of a key consists of letters,
+digits, `_` and `-` only: `orders hourly` becomes `orders--20hourly`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+
+from arroyo_dagster.errors import InputError
+
+Key = tuple[str, ...]
+"""The parts of a key; each as `key_part` or `numbered_part` returns it."""
+
+# A dash stays between ordinary characters: `--` begins an escape, and `---` never occurs.
+_ESCAPED = re.compile(r"-(?![A-Za-z0-9_])|[^A-Za-z0-9_-]")
+_ESCAPE = re.compile(r"--(?:([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{6}))")
+_SECOND = "---"
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]+")
+
+
+def key_part(name: str) -> str:
+    """Return a name as part of an asset key; different names give different parts.
+
+    Letters, digits and `_` stay, and `-` before one of them. Any other character becomes `--` and
+    two hexadecimal digits, or `--u` and four, or `--U` and six.
+
+    Raises:
+        InputError: the name is empty.
+    """
+    if not name:
+        raise InputError("an empty name cannot be part of an asset key")
+    return _ESCAPED.sub(lambda found: _escape(ord(found[0])), name)
+
+
+def _escape(code: int) -> str:
+    if code < 0x100:
+        return f"--{code:02x}"
+    return f"--u{code:04x}" if code < 0x10000 else f"--U{code:06x}"
+
+
+def name_of(part: str) -> str:
+    """Return the name that `key_part` made `part` of.
+
+    Raises:
+        InputError: it made it of none.
+    """
+    name = _ESCAPE.sub(lambda found: _character(int(next(filter(None, found.groups())), 16)), part)
+    if not name or key_part(name) != part:
+        raise InputError("no name has this part of an asset key", part=part)
+    return name
+
+
+def _character(code: int) -> str:
+    return chr(code) if code < 0x110000 else ""
+
+
+def numbered_part(part: str, identity: str) -> str:
+    """Return the part for a second thing of the same name; `key_part` never returns it.
+
+    Args:
+        part: as `key_part` returns it.
+        identity: tells the two apart, for example the id of a job.
+    """
+    return f"{part}{_SECOND}{key_part(identity)}"
+
+
+def layers(keys: Iterable[Key]) -> list[list[Key]]:
+    """Split keys into the fewest lists in which Dagster can tell all keys apart; in their order.
+
+    Dagster makes `__` or `_` of the border of two parts, and `_` of `-`: `a-b` and `a_b` are one
+    name to it, and `a/b` and `a_b` are one name of an input.
+    """
+    found: list[list[Key]] = []
+    counts: dict[str, int] = {}
+    for key in keys:
+        name = _plain(key)
+        layer = counts.get(name, 0)
+        counts[name] = layer + 1
+        if layer == len(found):
+            found.append([])
+        found[layer].append(key)
+    return found
+
+
+def group_names(keys: Iterable[Key], taken: Collection[str] = ()) -> dict[Key, str]:
+    """Return a group name of Dagster for each key: letters, digits and `_`; no two are equal.
+
+    Where two would be equal, the later ones of the sorted keys end in `_2`, `_3`…
+
+    Args:
+        taken: further names that no key gets.
+    """
+    found: dict[Key, str] = {}
+    used = set(taken)
+    for key in sorted(keys):
+        base = name = _plain(key)
+        number = 1
+        while name in used:
+            number += 1
+            name = f"{base}_{number}"
+        used.add(name)
+        found[key] = name
+    return found
+
+
+def _plain(key: Key) -> str:
+    return _NOT_IN_NAMES.sub("_", "_".join(key))
