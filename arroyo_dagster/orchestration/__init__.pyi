@@ -1,9 +1,3 @@
-from .catalog.sensor import (
-    SensorOptions as SensorOptions,
-)
-from .catalog.sensor import (
-    build_checkpoint_sensor as build_checkpoint_sensor,
-)
 from .compaction.assets import CompactionConfig as CompactionConfig
 from .compaction.maintenance_window import (
     MaintenanceWindow as MaintenanceWindow,
@@ -12,6 +6,12 @@ from .compaction.maintenance_window import (
     WindowConfig as WindowConfig,
 )
 from .component import ArroyoStateComponent as ArroyoStateComponent
+from .definitions import (
+    ArroyoOptions as ArroyoOptions,
+)
+from .definitions import (
+    MaintenanceOptions as MaintenanceOptions,
+)
 from .definitions import (
     ScheduleOptions as ScheduleOptions,
 )
@@ -29,7 +29,9 @@ from .gc.assets import (
 from .gc.assets import (
     OrphansConfig as OrphansConfig,
 )
-from .maintenance import MaintenanceOptions as MaintenanceOptions
+from .lineage import Lineage as Lineage
+from .pipelines.model import Pipeline as Pipeline
+from .pipelines.model import PipelineList as PipelineList
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command
 from .resources import (
@@ -47,18 +49,16 @@ from .runners import (
 from .runners import (
     SparkRunner as SparkRunner,
 )
-from .schedules import DueOptions as DueOptions
-from .schedules import build_due_schedule as build_due_schedule
+from .sensor import (
+    SensorOptions as SensorOptions,
+)
 from .surgery.bootstrapped_state import BootstrapConfig as BootstrapConfig
-from .surgery.bootstrapped_state import build_bootstrapped_state as build_bootstrapped_state
 from .surgery.forked_state import ForkConfig as ForkConfig
 from .surgery.forked_state import StateFork as StateFork
-from .surgery.forked_state import (
-    build_forked_state as build_forked_state,
-)
 from .translator import (
-    ArroyoTableProps as ArroyoTableProps,
+    ArroyoAssetProps as ArroyoAssetProps,
 )
 from .translator import (
     DagsterArroyoTranslator as DagsterArroyoTranslator,
 )
+from .verify.verdict import VerifyOptions as VerifyOptions

@@ -4,14 +4,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import dagster as dg
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig, build_compacted_state
-from arroyo_dagster.orchestration.compaction.backlog import CompactionTriggers, compaction_due
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
     build_window_definitions,
@@ -34,7 +33,6 @@ from arroyo_dagster.orchestration.gc.assets import (
     build_retained_epochs,
     build_root_gc,
 )
-from arroyo_dagster.orchestration.gc.backlog import expiry_due
 from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
 from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
 from arroyo_dagster.orchestration.requests import (
@@ -45,12 +43,15 @@ from arroyo_dagster.orchestration.requests import (
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
 from arroyo_dagster.orchestration.sensor import SensorOptions, build_checkpoint_sensor
+from arroyo_dagster.orchestration.serving import Tools
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import build_bootstrapped_state
 from arroyo_dagster.orchestration.surgery.forked_state import StateFork, build_forked_state
 from arroyo_dagster.orchestration.translator import (
+    COMPACTED_STATE,
     DEAD_JOBS,
     DIRECTORY,
     ORPHANS,
+    RETAINED_EPOCHS,
     RUNNER,
     SPARK,
     STORE,
@@ -59,6 +60,7 @@ from arroyo_dagster.orchestration.translator import (
 )
 from arroyo_dagster.orchestration.verify.definitions import build_verify
 from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
+from arroyo_dagster.state.model.settings import Setting
 from arroyo_dagster.state.planning.exports import TableExport
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 
@@ -92,15 +94,27 @@ class MaintenanceOptions:
     """How the schedules compact pipelines and run gc.
 
     Attributes:
-        triggers: when a pipeline is compacted.
+        min_backlog: a pipeline is compacted once so many of its files were never merged.
         most_jobs: at most so many pipelines a run, those with the largest backlog first.
         compaction, gc: the configuration of these runs; gc deletes only if its own configuration
             enables it.
         orphans, dead_jobs: likewise; None = without these assets.
     """
 
-    triggers: CompactionTriggers = field(default_factory=CompactionTriggers)
-    most_jobs: int = 500
+    min_backlog: Annotated[
+        int,
+        Setting(
+            minimum=1, help="Compact a pipeline once this many of its files have never been merged."
+        ),
+    ] = 64
+    most_jobs: Annotated[
+        int,
+        Setting(
+            minimum=1,
+            help="The maximum number of pipelines per run of a schedule, those with the largest "
+            "backlog first.",
+        ),
+    ] = 500
     compaction: CompactionConfig = field(default_factory=CompactionConfig)
     gc: GcConfig = field(default_factory=GcConfig)
     orphans: OrphansConfig | None = None
@@ -192,8 +206,8 @@ def build_arroyo_definitions(
     resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
     directory = chosen.directory or ArroyoDirectory()
     found = find_pipelines(
-        resource,
-        directory,
+        resource.process_config_and_initialize(),
+        directory.process_config_and_initialize(),
         pipelines,
         deployment=deployment,
         list_within=list_within,
@@ -247,7 +261,7 @@ def find_pipelines(
         reading, status = store.reading(), directory.directory(store)
     except InputError as error:
         if last is None:
-            return PipelineList.empty(url, problem=str(error))
+            return PipelineList(url, problem=str(error))
         return replace(last, problem=str(error))
     listed = list_pipelines(
         reading,
@@ -320,18 +334,15 @@ class _Parts:
         managed = [one for one in every if one.managed]
         merges = build_compacted_state(names, compacted)
         epochs = build_retained_epochs(names, managed, compacted)
-        for asset, pipelines in ((merges, compacted), (epochs, managed)):
-            keys = [key for one in asset for key in one.keys]
-            by_root = {"/".join(pipeline.key): pipeline for pipeline in pipelines}
-            skip = 1 + (names.deployment is not None)
-            maintained |= {key: by_root["/".join(key.path[skip:-1])] for key in keys}
+        maintained |= {names.key(COMPACTED_STATE, one): one for one in compacted}
+        maintained |= {names.key(RETAINED_EPOCHS, one): one for one in managed}
         parts = [
             self._per_pipeline(
                 "arroyo_compaction",
                 merges,
                 "Compact the pipelines with many files that were never merged.",
                 times.compaction,
-                compaction_due(compacted, options.triggers, options.most_jobs),
+                self._due(COMPACTED_STATE, compacted, self._compaction_backlog),
                 options.compaction,
                 clock,
             ),
@@ -340,7 +351,7 @@ class _Parts:
                 epochs,
                 "Expire old epochs of managed pipelines. Deletes only if configured to.",
                 times.gc,
-                expiry_due(managed, options.gc, options.most_jobs),
+                self._due(RETAINED_EPOCHS, managed, self._expiry_backlog),
                 options.gc,
                 clock,
             ),
@@ -356,6 +367,29 @@ class _Parts:
                 schedule = clock_schedule(job, cron, **clock)
                 parts.append(dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule]))
         return parts
+
+    def _due(
+        self,
+        table: str,
+        pipelines: Sequence[Pipeline],
+        backlog: Callable[[Tools, Pipeline], int],
+    ) -> Due:
+        most, retry = self.options.maintenance.most_jobs, self.options.verify.audit_after
+        return due_by_backlog(self.names, table, pipelines, backlog, most=most, retry_after=retry)
+
+    def _compaction_backlog(self, tools: Tools, pipeline: Pipeline) -> int:
+        """How often the files that were never merged reach the trigger."""
+        from arroyo_dagster.state.operations.compaction.plan import compaction_backlog
+
+        files = compaction_backlog(tools.store.reading(), pipeline.paths)
+        return files // self.options.maintenance.min_backlog
+
+    def _expiry_backlog(self, tools: Tools, pipeline: Pipeline) -> int:
+        """How many epochs are to expire by their number."""
+        from arroyo_dagster.state.operations.gc.expire import expiry_backlog
+
+        keep = self.options.maintenance.gc.keep_epochs or 2
+        return expiry_backlog(tools.store.reading(), pipeline.paths, keep)
 
     def _job(
         self, name: str, assets: Sequence[dg.AssetsDefinition], text: str, config: dg.Config
@@ -429,9 +463,7 @@ class _Parts:
             schedules=[clock_schedule(job, self.options.schedules.states, **clock)],
         )
 
-    def _opt_in(
-        self, graphs: Sequence[SdfGraph], clock: Mapping[str, Any]
-    ) -> list[dg.Definitions]:
+    def _opt_in(self, graphs: Sequence[SdfGraph], clock: Mapping[str, Any]) -> list[dg.Definitions]:
         names, options, parts = self.names, self.options, list[dg.Definitions]()
         if options.window is not None:
             parts.append(build_window_definitions(names, options.window, running=self.running))
@@ -455,5 +487,3 @@ class _Parts:
         if options.bootstrapped_state is not None:
             parts.append(build_bootstrapped_state(names, options.bootstrapped_state))
         return parts
-
-

@@ -4,16 +4,14 @@ Only errors that may heal by themselves are retried. No step has a `RetryPolicy`
 interrupt of "Terminate" and of `max_runtime` as a failure, and repeat the work.
 """
 
-import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration.translator import at_source_of
 from arroyo_dagster.redaction import redact_causes, without_secrets
 
 MAX_RETRIES = 2
@@ -96,7 +94,7 @@ def _describe(error: ArroyoStateError) -> str:
 
 def _named_job(error: ArroyoStateError, facts: dict[str, object]) -> str | None:
     """The job to name, taken out of the facts; None if the message names it."""
-    job = facts.get("job") or _partition()
+    job = facts.get("job")
     if job is None or str(job) in error.message:
         return None
     facts.pop("job", None)
@@ -122,47 +120,6 @@ def _step() -> dg.AssetExecutionContext | dg.OpExecutionContext | None:
         return None
 
 
-def _partition() -> str | None:
-    context = _step()
-    return context.partition_key if context is not None and context.has_partition_key else None
-
-
-def name_failed_checks(step: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return a step that fails if one of its blocking checks failed.
-
-    It would fail anyway, but Dagster's message names neither the job nor the object.
-
-    Args:
-        step: takes the context first.
-    """
-
-    @functools.wraps(step)
-    def checked(context: dg.AssetExecutionContext, *given: Any, **named: Any) -> Iterator[Any]:
-        failed: list[dg.AssetCheckResult] = []
-        for event in step(context, *given, **named):
-            if isinstance(event, dg.AssetCheckResult) and _stops(context, event):
-                failed.append(event)
-            yield event
-        if failed:
-            names = ", ".join(str(one.check_name) for one in failed)
-            plural = "" if len(failed) == 1 else "s"
-            what = f"check{plural} {names} failed: {failed[0].description}"
-            job = [context.partition_key] if context.has_partition_key else []
-            raise dg.Failure(": ".join([*job, what]), allow_retries=False)
-
-    return at_source_of(step, checked)
-
-
-def _stops(context: dg.AssetExecutionContext, result: dg.AssetCheckResult) -> bool:
-    """Whether a check failed that is blocking."""
-    if result.passed or result.severity is not dg.AssetCheckSeverity.ERROR:
-        return False
-    assert result.asset_key is not None
-    assert result.check_name is not None
-    key = dg.AssetCheckKey(result.asset_key, result.check_name)
-    return bool(context.assets_def.get_spec_for_check_key(key).blocking)
-
-
 def name_dagster_fields(text: str) -> str:
     """Replace command line options in a message by fields of the component."""
     for option, field in _DAGSTER_FIELDS.items():
@@ -179,19 +136,3 @@ def _retry_of(error: ArroyoStateError) -> dg.RetryRequested | None:
         return None  # sensors and schedules are evaluated again anyway
     seconds = RETRY_SECONDS * 2**context.retry_number * random.uniform(0.9, 1.1)
     return dg.RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=seconds)
-
-
-def of_selected(context: dg.AssetExecutionContext, events: Iterable[Any]) -> Iterator[Any]:
-    """Yield the results of a step for the assets and checks that its run has selected."""
-    for event in events:
-        if isinstance(event, dg.AssetCheckResult):
-            assert event.asset_key is not None
-            assert event.check_name is not None
-            key = dg.AssetCheckKey(event.asset_key, event.check_name)
-            wanted = key in context.selected_asset_check_keys
-        elif isinstance(event, dg.MaterializeResult):
-            wanted = event.asset_key in context.selected_asset_keys
-        else:
-            wanted = True
-        if wanted:
-            yield event

@@ -1,7 +1,7 @@
 """`fleet`: all pipelines in one table, the worst first, and the check that none is overlooked."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,16 @@ from arroyo_dagster.orchestration.check_results import (
     last_results,
 )
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, unlisted_pipeline
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
-from arroyo_dagster.orchestration.serving import FAILED, SINCE, WAITING, Tools, last_note
+from arroyo_dagster.orchestration.serving import (
+    FAILED,
+    SINCE,
+    WAITING,
+    Tools,
+    last_note,
+    unlisted_pipeline,
+)
 from arroyo_dagster.orchestration.translator import (
     CHECKPOINT,
     EVERY_PIPELINE,
@@ -168,7 +175,9 @@ class _Overview:
 
     def _find(self, problem: str, meaning: str) -> None:
         step = f"check the checkpoint URL, the store and its credentials; then {_RELOAD}"
-        self.root.append(error("not-listed", self._names.pipelines.url, f"{problem}: {meaning}", step))
+        self.root.append(
+            error("not-listed", self._names.pipelines.url, f"{problem}: {meaning}", step)
+        )
 
     def rows(self, waiting_limit: timedelta) -> list[_Row]:
         """Return a row for each pipeline, the worst first.
@@ -242,7 +251,9 @@ class _Overview:
             return error("broken", root, restorable.description, step), "broken"
         if age.condition is JobCondition.FAILED:
             step = "read its error in Arroyo, and start it again"
-            return warning("failed", root, age.failure or "Arroyo reports it failed", step), "failed"
+            return warning(
+                "failed", root, age.failure or "Arroyo reports it failed", step
+            ), "failed"
         state = "no epoch" if age.epoch is None else age.resting or "ready"
         if restorable is None:
             step = f"run the job {self._names.name('arroyo_verify')}, or switch its schedule on"
@@ -265,7 +276,9 @@ class _Overview:
             if FAILED in note:
                 rows[pipeline.root] = error("failed", pipeline.root, reason, "run it again"), None
             elif seconds > limit.total_seconds():
-                finding = error("waits", pipeline.root, text, "let it be maintained, or leave it out")
+                finding = error(
+                    "waits", pipeline.root, text, "let it be maintained, or leave it out"
+                )
                 rows[pipeline.root] = finding, None
             else:
                 rows.setdefault(pipeline.root, (None, text))
@@ -297,7 +310,9 @@ class _Overview:
             verdict = Verdict(findings=(warning("no-epoch", root, problem.message, _RELOAD),))
         evidence = "the definitions do not know it"
         if verdict.errors:
-            return _row(age, "broken", error("unknown", root, f"{evidence}; {verdict.errors[0]}", _RELOAD))
+            return _row(
+                age, "broken", error("unknown", root, f"{evidence}; {verdict.errors[0]}", _RELOAD)
+            )
         return _row(age, "unknown", warning("unknown", root, evidence, _RELOAD))
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import dagster as dg
 
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import Pipeline
-from arroyo_dagster.orchestration.serving import Tools
+from arroyo_dagster.orchestration.serving import FAILED, SINCE, Tools, last_note
 from arroyo_dagster.orchestration.translator import Names
 
 MAX_RUNTIME_SECONDS = 7200
@@ -74,6 +75,47 @@ def due_schedule(
         return request(pipelines)
 
     return schedule
+
+
+def due_by_backlog(
+    names: Names,
+    table: str,
+    pipelines: Sequence[Pipeline],
+    backlog: Callable[[Tools, Pipeline], int],
+    *,
+    most: int,
+    retry_after: float,
+) -> Due:
+    """Return what finds the pipelines with the largest backlog, from the store and never from events.
+
+    A pipeline that cannot be read has none here: its check says why. One that failed is not due
+    again before `retry_after` seconds.
+
+    Args:
+        table: the asset that a run of the pipeline makes.
+        most: the maximum number of pipelines.
+    """
+
+    def due(tools: Tools, instance: dg.DagsterInstance) -> list[Pipeline]:
+        from arroyo_dagster.state.storage.concurrency import concurrently
+
+        maintained = set(tools.store.maintained(one.root for one in pipelines))
+
+        def size(pipeline: Pipeline) -> int:
+            try:
+                return backlog(tools, pipeline) if pipeline.root in maintained else 0
+            except ArroyoStateError:
+                return 0
+
+        sizes = dict(zip(pipelines, concurrently(size, pipelines), strict=True))
+        largest = sorted(filter(sizes.get, pipelines), key=lambda one: (-sizes[one], one.root))
+        return [one for one in largest if not failed_lately(names.key(table, one), instance)][:most]
+
+    def failed_lately(key: dg.AssetKey, instance: dg.DagsterInstance) -> bool:
+        note = last_note(instance, key)
+        return FAILED in note and 0 <= time.time() - float(note[SINCE]) < retry_after
+
+    return due
 
 
 def clock_schedule(

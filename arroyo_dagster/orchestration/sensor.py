@@ -15,7 +15,6 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration.dataflow.assets import StatesReport
-from arroyo_dagster.orchestration.pipelines.model import paths_of
 from arroyo_dagster.orchestration.rendering import (
     DATA_VERSION,
     counted,
@@ -397,6 +396,7 @@ def decode_cursor(text: str | None) -> "FleetCursor":
         InputError: this package did not write it, or a later release did; the tick starts over.
     """
     from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+    from arroyo_dagster.state.operations.catalog.jobs import paths_of
 
     if not text:
         return FleetCursor()
@@ -432,6 +432,7 @@ def decode_poll(text: str | None) -> tuple[int | None, int | None]:
 
 def _position(root: str, numbers: Sequence[int]) -> "tuple[JobPaths, JobPosition] | None":
     from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
+    from arroyo_dagster.state.operations.catalog.jobs import paths_of
 
     try:
         return paths_of(root), JobPosition(_generation(root, *numbers[1:]), Epoch(int(numbers[0])))

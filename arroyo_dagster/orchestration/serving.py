@@ -27,6 +27,7 @@ from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.names import key_part
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
 from arroyo_dagster.redaction import redact_text, without_secrets
@@ -68,6 +69,11 @@ class Tools:
     store: ArroyoStateStore
     runner: MaintenanceRunner
     directory: ArroyoDirectory
+
+
+def unlisted_pipeline(root: str) -> Pipeline:
+    """Return a job that the definitions do not know, for work on the whole root."""
+    return Pipeline(root=root, key=tuple(map(key_part, root.split("/"))))
 
 
 class WaitingError(Exception):

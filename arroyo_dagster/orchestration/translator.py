@@ -90,7 +90,9 @@ _TABLES = {
         ("gc plan expire PIPELINE --keep 10", "sql @journal PIPELINE"),
         ("arroyo", "spark"),
     ),
-    FLEET: _AssetText("All pipelines in one table, the worst first, over time.", ("jobs", "health")),
+    FLEET: _AssetText(
+        "All pipelines in one table, the worst first, over time.", ("jobs", "health")
+    ),
     ORPHANS: _AssetText(
         "Unreferenced objects of all pipelines, deleted once they are old enough.",
         ("gc plan orphans", "gc explain PATH"),
@@ -234,9 +236,8 @@ class Names:
         Raises:
             InputError: the definitions do not know it.
         """
-        for pipeline in self.pipelines.pipelines:
-            if pipeline.root == root:
-                return pipeline
+        if root in self.pipelines.by_root:
+            return self.pipelines.by_root[root]
         raise InputError(
             "the definitions do not know this job",
             job=root,
@@ -253,7 +254,9 @@ class Names:
         """Return these resources of a step, schedule or sensor."""
         from arroyo_dagster.orchestration.serving import Tools
 
-        return Tools(*(getattr(context.resources, self.name(key)) for key in (STORE, RUNNER, DIRECTORY)))
+        return Tools(
+            *(getattr(context.resources, self.name(key)) for key in (STORE, RUNNER, DIRECTORY))
+        )
 
     def spec(
         self,

@@ -66,9 +66,7 @@ class CompactionConfig(settings_config(CompactionSettings), BoundsConfig):  # ty
         return settings
 
 
-def build_compacted_state(
-    names: Names, pipelines: Sequence[Pipeline]
-) -> list[dg.AssetsDefinition]:
+def build_compacted_state(names: Names, pipelines: Sequence[Pipeline]) -> list[dg.AssetsDefinition]:
     """Build the asset of each pipeline's merged files, made by one step."""
     specs = [
         (

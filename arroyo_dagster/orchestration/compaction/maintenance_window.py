@@ -12,22 +12,19 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.catalog.sensor import sensor_status
+from arroyo_dagster.orchestration.compaction.assets import rewrite_version
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
-from arroyo_dagster.orchestration.compaction.rendering import rewrite_metadata
-from arroyo_dagster.orchestration.compaction.rewrite import (
-    format_rewrite,
-    version_of,
-)
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.compaction.rendering import format_rewrite, rewrite_metadata
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import MaintenanceRunner
-from arroyo_dagster.orchestration.schedules import MAINTENANCE_TAG, schedule_status
+from arroyo_dagster.orchestration.requests import (
+    MAINTENANCE_TAG,
+    schedule_status,
+    sensor_status,
+)
+from arroyo_dagster.orchestration.serving import Tools
 from arroyo_dagster.orchestration.settings import configured, setting_field
-from arroyo_dagster.orchestration.skips import SkippedError, tag_skipped
-from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Naming
+from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Names
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     )
 
 OP = "arroyo_window"
-JOB = "arroyo_maintenance_window"
+JOB = "arroyo_windows"
 RECOVERY = "arroyo_window_recovery"
 _SENSOR_SECONDS = 60
 _AGAIN_SECONDS = 600
@@ -117,43 +114,35 @@ class MaintenanceWindow:
 # ---- the job -------------------------------------------------------------------------------------
 
 
-def build_window_job(naming: Naming) -> dg.JobDefinition:
+def build_window_job(names: Names) -> dg.JobDefinition:
     """Build the job: one op that handles its jobs one after the other."""
 
     @dg.op(
-        name=naming.name(OP),
-        pool=naming.name("arroyo_compaction"),
+        name=names.name(OP),
+        pool=names.name("arroyo_compaction"),
         description="Serve the jobs one after the other: stop, rewrite, verify, start.",
+        required_resource_keys=names.resources,
     )
-    @naming.bind
-    def arroyo_window(
-        context: dg.OpExecutionContext,
-        config: WindowConfig,
-        arroyo_store: ArroyoStateStore,
-        arroyo_directory: ArroyoDirectory,
-        arroyo_runner: MaintenanceRunner,
-    ) -> None:
+    def arroyo_window(context: dg.OpExecutionContext, config: WindowConfig) -> None:
         ends: dict[str, Any] = {}
+        tools = names.tools(context)
         _check_named(config)
         for name in config.jobs:
             try:
-                ends[name] = _one(
-                    context, name, config, naming, arroyo_store, arroyo_directory, arroyo_runner
-                )
-            except LeaseHeldError as error:  # likewise, and there is nothing wrong
-                skipped = SkippedError(error)
-                tag_skipped(context, skipped)
-                ends[name] = str(skipped)
+                ends[name] = _one(context, name, config, names, tools)
+            except LeaseHeldError as error:  # there is nothing wrong
+                context.log.warning(f"{name} waits: {error.message}")
+                ends[name] = f"waits: {error.message}"
             except ArroyoStateError as error:  # before the job was touched: the others go on
                 context.log.error(f"{name}: {error}")
                 ends[name] = error
         context.add_output_metadata(shown.known({"jobs": shown.table(map(_row, ends.items()))}))
-        _raise_errors(ends, naming)
+        _raise_errors(ends, names)
 
     @dg.job(
-        name=naming.name(JOB),
+        name=names.name(JOB),
         executor_def=dg.in_process_executor,
-        tags={MAINTENANCE_TAG: naming.deployment or "default"},
+        tags={MAINTENANCE_TAG: names.deployment or "default"},
         description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
         "again.",
     )
@@ -178,19 +167,18 @@ def _one(
     context: dg.OpExecutionContext,
     name: str,
     config: WindowConfig,
-    naming: Naming,
-    store: ArroyoStateStore,
-    directory: ArroyoDirectory,
-    runner: MaintenanceRunner,
+    names: Names,
+    tools: Tools,
 ) -> "RewriteWindow | str":
     """One job's window; or why it was not opened."""
     from arroyo_dagster.state.operations.catalog.jobs import find_job
     from arroyo_dagster.state.operations.compaction.maintenance_window import run_window
     from arroyo_dagster.state.operations.compaction.window_recovery import recover_window
 
+    store = tools.store
     paths = find_job(store.reading(), name)
-    options = _options(context, name, config, runner)
-    control = directory.control(store)
+    options = _options(context, name, config, tools)
+    control = tools.directory.control(store)
     if not config.dry_run:
         # What is down comes first, whatever the time.
         recovered = recover_window(store.writable(), paths, control, options)
@@ -210,12 +198,12 @@ def _one(
         _until(options, closes),
         dry_run=config.dry_run,
     )
-    _observe(context, paths, outcome, naming, time.monotonic() - begun)
+    _observe(context, paths, outcome, names, time.monotonic() - begun)
     return outcome
 
 
 def _options(
-    context: dg.OpExecutionContext, name: str, config: WindowConfig, runner: MaintenanceRunner
+    context: dg.OpExecutionContext, name: str, config: WindowConfig, tools: Tools
 ) -> "WindowOptions":
     from arroyo_dagster.state.operations.compaction.maintenance_window import WindowOptions
 
@@ -224,7 +212,7 @@ def _options(
         limits=config.limits(),
         verify_level=config.verify_level,
         owner=f"dagster run {context.run.run_id}",
-        run=runner.rewrites(),
+        run=tools.runner.rewrites(),
         lease_wait_seconds=config.lease_wait_seconds,
         on_step=lambda step: context.log.info(f"{name}: {step.did}"),
     )
@@ -251,7 +239,7 @@ def _observe(
     context: dg.OpExecutionContext,
     paths: JobPaths,
     outcome: "RewriteWindow",
-    naming: Naming,
+    names: Names,
     seconds: float,
 ) -> None:
     """Tell of the window in the log, and of rewritten state as the asset's."""
@@ -263,14 +251,15 @@ def _observe(
     metadata = rewrite_metadata(found, seconds)
     metadata["arroyo/window"] = outcome.end.value
     metadata["downtime"] = shown.duration(outcome.downtime_seconds * 1e6)
-    context.log_event(
-        dg.AssetMaterialization(
-            asset_key=naming.key(COMPACTED_STATE),
-            partition=str(paths.root),
-            metadata=metadata,
-            tags={"dagster/data_version": version_of(found)},
+    pipeline = names.pipelines.by_root.get(paths.root)
+    if pipeline is not None:
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=names.key(COMPACTED_STATE, pipeline),
+                metadata=metadata,
+                tags={"dagster/data_version": rewrite_version(found)},
+            )
         )
-    )
 
 
 def _row(item: tuple[str, Any]) -> dict[str, Any]:
@@ -285,7 +274,7 @@ def _row(item: tuple[str, Any]) -> dict[str, Any]:
     return {"job": name, "end": "not touched", "down for s": 0.0, "problem": str(end)}
 
 
-def _raise_errors(ends: dict[str, Any], naming: Naming) -> None:
+def _raise_errors(ends: dict[str, Any], names: Names) -> None:
     """Fail the run where something went wrong, worst first.
 
     Raises:
@@ -296,7 +285,7 @@ def _raise_errors(ends: dict[str, Any], naming: Naming) -> None:
     if down:
         raise dg.Failure(
             f"NOT STARTED AGAIN: {', '.join(down)}. Next: check them in Arroyo; the sensor "
-            f"{naming.name(RECOVERY)}, or this job with recover_only, starts them",
+            f"{names.name(RECOVERY)}, or this job with recover_only, starts them",
             allow_retries=True,
         )
     wrong = {name: end for name, end in ends.items() if isinstance(end, ArroyoStateError)}
@@ -312,7 +301,7 @@ def _raise_errors(ends: dict[str, Any], naming: Naming) -> None:
 
 
 def build_window_definitions(
-    naming: Naming, window: MaintenanceWindow, *, running: bool = False
+    names: Names, window: MaintenanceWindow, *, running: bool = False
 ) -> dg.Definitions:
     """Build the job, the schedule that opens the window, and the sensor that starts jobs left
     stopped.
@@ -320,24 +309,24 @@ def build_window_definitions(
     Raises:
         InputError: the window has the wrong form, or there is no such time zone.
     """
-    job = build_window_job(naming)
+    job = build_window_job(names)
     return dg.Definitions(
         jobs=[job],
-        schedules=[build_window_schedule(naming, job, window, running=running)],
-        sensors=[build_recovery_sensor(naming, job, running=running)],
+        schedules=[build_window_schedule(names, job, window, running=running)],
+        sensors=[build_recovery_sensor(names, job)],
     )
 
 
-def build_recovery_definitions(naming: Naming, *, running: bool = False) -> dg.Definitions:
+def build_recovery_definitions(names: Names) -> dg.Definitions:
     """Build the job and the sensor that starts jobs left stopped, without a schedule: for windows
     that others open.
     """
-    job = build_window_job(naming)
-    return dg.Definitions(jobs=[job], sensors=[build_recovery_sensor(naming, job, running=running)])
+    job = build_window_job(names)
+    return dg.Definitions(jobs=[job], sensors=[build_recovery_sensor(names, job)])
 
 
 def build_window_schedule(
-    naming: Naming, job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
+    names: Names, job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
 ) -> dg.ScheduleDefinition:
     """Build the schedule that starts a run when the window opens.
 
@@ -346,36 +335,36 @@ def build_window_schedule(
     """
     daily = DailyWindow.parse(window.between, window.time_zone)
     return dg.ScheduleDefinition(
-        name=naming.name("arroyo_window_schedule"),
+        name=names.name("arroyo_window_schedule"),
         job=job,
         description="Stop, rewrite and start the jobs of the maintenance window when it opens.",
         cron_schedule=daily.cron,
         execution_timezone=window.time_zone,
-        run_config=dg.RunConfig({naming.name(OP): window.as_config()}),
+        run_config=dg.RunConfig({names.name(OP): window.as_config()}),
         default_status=schedule_status(running),
     )
 
 
-def build_recovery_sensor(
-    naming: Naming, job: dg.JobDefinition, *, running: bool = False
-) -> dg.SensorDefinition:
-    """Build the sensor that restarts jobs whose window was interrupted because its process died."""
+def build_recovery_sensor(names: Names, job: dg.JobDefinition) -> dg.SensorDefinition:
+    """Build the sensor that restarts jobs whose window was interrupted because its process died.
+
+    It runs wherever a window is configured, whatever is switched off: a job may be down.
+    """
 
     @dg.sensor(
-        name=naming.name(RECOVERY),
+        name=names.name(RECOVERY),
         job=job,
         minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=sensor_status(running),
+        default_status=sensor_status(True),
         description="Restart jobs whose maintenance window was interrupted.",
+        required_resource_keys=names.resources,
     )
-    @naming.bind
-    def arroyo_window_recovery(
-        context: dg.SensorEvaluationContext, arroyo_store: ArroyoStateStore
-    ) -> Any:
+    def arroyo_window_recovery(context: dg.SensorEvaluationContext) -> Any:
         from arroyo_dagster.state.operations.compaction.window_recovery import interrupted_windows
 
+        store = names.tools(context).store
         with as_failure():
-            cut_off = interrupted_windows(arroyo_store.reading(), arroyo_store.jobs())
+            cut_off = interrupted_windows(store.reading(), store.jobs())
         if not cut_off:
             return dg.SkipReason("no job needs to be started again")
         # Again after a while, if the API was away as well.
@@ -384,7 +373,7 @@ def build_recovery_sensor(
             dg.RunRequest(
                 run_key=f"{paths.root}:{attempt}",
                 run_config=dg.RunConfig(
-                    {naming.name(OP): WindowConfig(jobs=[str(paths.root)], recover_only=True)}
+                    {names.name(OP): WindowConfig(jobs=[str(paths.root)], recover_only=True)}
                 ),
                 tags={"arroyo/job_id": str(paths.root)},
             )

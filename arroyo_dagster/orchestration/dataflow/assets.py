@@ -16,18 +16,13 @@ import dagster as dg
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.catalog.checks import RESTORABLE, check_result
+from arroyo_dagster.orchestration.check_results import check_result
 from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
 from arroyo_dagster.orchestration.dataflow.user_steps import user_step
 from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import BACKGROUND_TAGS
-from arroyo_dagster.orchestration.translator import (
-    Naming,
-    check_description,
-    runbook_metadata,
-    specified_assets,
-)
+from arroyo_dagster.orchestration.translator import RESTORABLE, Names, check_description
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.units import format_bytes
@@ -112,9 +107,13 @@ def sdf_dataflow_assets(
 
 
 def _states_of(
-    graph: SdfGraph, name: str | None = None, docs_url: str | None = None
+    graph: SdfGraph,
+    name: str | None = None,
+    docs_url: str | None = None,
+    resources: set[str] | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    return specified_assets(
+    return dg.multi_asset(
+        required_resource_keys=resources,
         name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
         check_specs=_check_specs(graph, docs_url),
@@ -128,7 +127,6 @@ def _check_specs(graph: SdfGraph, docs_url: str | None) -> list[dg.AssetCheckSpe
             name,
             asset=graph.key_of(state),
             description=check_description(description, name, docs_url),
-            metadata=runbook_metadata(name, docs_url),
         )
         for state in graph.owned
         for name, description in _CHECKS.items()
@@ -136,16 +134,13 @@ def _check_specs(graph: SdfGraph, docs_url: str | None) -> list[dg.AssetCheckSpe
 
 
 def build_sdf_assets(
-    graph: SdfGraph, naming: Naming, options: SdfOptions | None = None
+    graph: SdfGraph, names: Names, options: SdfOptions | None = None
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:
     """Build the assets of a dataflow: states, topics and services."""
 
-    @_states_of(graph, docs_url=naming.translator.docs_url())
-    @naming.bind
-    def states(  # type: ignore[no-untyped-def]
-        context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
-    ):
-        yield from observe_states(context, arroyo_store, graph, options=options)
+    @_states_of(graph, docs_url=names.translator.docs_url(), resources=names.resources)
+    def states(context: dg.AssetExecutionContext) -> Any:
+        yield from observe_states(context, names.tools(context).store, graph, options=options)
 
     return [states, *graph.outer_specs()]
 

@@ -1,4 +1,4 @@
-"""Assets of exported tables: one for each export, one partition per job."""
+"""Assets of exported tables: one for each export and pipeline."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,18 +8,17 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.batch_requests import BatchConfig, BatchKind, BatchRequests
-from arroyo_dagster.orchestration.batches import asset_events
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.partitions import job_of
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import resolve_variables
+from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, serve
 from arroyo_dagster.orchestration.translator import (
     CHECKPOINT,
-    OPERATOR_METADATA,
-    Naming,
-    specified_assets,
+    EXPORTED_STATE,
+    Names,
+    in_layers,
 )
 from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.model.layout import JobPaths
@@ -32,16 +31,19 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.operations.query.state import StateJob
 
 
-def build_exported_state(
-    naming: Naming,
+def build_exports(
+    names: Names,
     exports: Sequence[TableExport],
     graphs: Sequence[SdfGraph] = (),
     private: PrivateColumns = NOTHING_PRIVATE,
-) -> dg.AssetsDefinition:
-    """Build an asset for each export, made by one step.
+    *,
+    cron: str,
+    timezone: str = "UTC",
+    running: bool = False,
+) -> dg.Definitions:
+    """Build the asset of each export below each pipeline that it covers, their job and schedule.
 
-    An asset is materialized if its target lacked an epoch. A job whose table is not exported, or
-    whose epochs are all exported, has no event.
+    An asset is materialized if its target lacked an epoch.
 
     Args:
         graphs: dataflows; the asset of an exported state is an upstream of the export.
@@ -50,56 +52,97 @@ def build_exported_state(
     Raises:
         InputError: two exports have the same name.
     """
-    specs = [_spec(naming, one, graphs) for one in exports]
-    by_key = {spec.key: one for spec, one in zip(specs, exports, strict=True)}
-    if len(by_key) < len(exports):
-        names = [one.name for one in exports]
-        raise InputError("two exports have the same name", exports=sorted(names))
-
-    @specified_assets(
-        name=naming.name("arroyo_exported_state"),
-        specs=specs,
-        can_subset=True,
+    if len({one.name for one in exports}) < len(exports):
+        names_of = sorted(one.name for one in exports)
+        raise InputError("two exports have the same name", exports=names_of)
+    covered = [
+        (pipeline, export)
+        for pipeline in names.pipelines.pipelines
+        for export in exports
+        if export.covers(pipeline.paths)
+    ]
+    specs = [(pipeline, _spec(names, pipeline, one, graphs)) for pipeline, one in covered]
+    by_key = {spec.key: one for (_, spec), one in zip(specs, covered, strict=True)}
+    assets = in_layers(
+        names.name("arroyo_exported_state"),
+        specs,
+        lambda op, layer: _assets(names, op, [spec for _, spec in layer], by_key, private),
     )
-    @naming.bind
-    def arroyo_exported_state(  # type: ignore[no-untyped-def]
-        context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
-    ):
-        failed: list[ArroyoStateError] = []
-        with as_failure():
-            job = _opened(arroyo_store, job_of(context.partition_key), private)
-            for key in sorted(context.selected_asset_keys):
-                export = by_key[key]
-                if not export.covers(job.paths):
-                    context.log.info(f"{export.name}: it does not export tables of {job.name}")
-                    continue
+    if not assets:
+        return dg.Definitions()
+    job: Any = dg.define_asset_job(
+        names.name("arroyo_export"),
+        selection=dg.AssetSelection.assets(*assets),
+        description="Export the tables of pipelines with new epochs.",
+        executor_def=dg.in_process_executor,
+        run_tags=BACKGROUND_TAGS,
+    )
+    pipelines = list(dict.fromkeys(pipeline for pipeline, _ in covered))
+
+    def due(tools: Tools, instance: dg.DagsterInstance) -> list[Pipeline]:
+        return exports_due(pipelines, exports, tools)
+
+    def request(due: Sequence[Pipeline]) -> dg.RunRequest:
+        return dg.RunRequest(asset_selection=[k for k, (one, _) in by_key.items() if one in due])
+
+    schedule = due_schedule(
+        names, job, cron, due=due, request=request, timezone=timezone, running=running
+    )
+    return dg.Definitions(assets=assets, jobs=[job], schedules=[schedule])
+
+
+def _assets(
+    names: Names,
+    op: str,
+    specs: Sequence[dg.AssetSpec],
+    by_key: Mapping[dg.AssetKey, tuple[Pipeline, TableExport]],
+    private: PrivateColumns,
+) -> dg.AssetsDefinition:
+    @dg.multi_asset(name=op, specs=specs, can_subset=True, required_resource_keys=names.resources)
+    def exported_state(context: dg.AssetExecutionContext, config: BoundsConfig) -> Any:
+        wanted: dict[Pipeline, list[dg.AssetKey]] = {}
+        for key in sorted(context.selected_asset_keys):
+            wanted.setdefault(by_key[key][0], []).append(key)
+
+        def work(turn: Turn) -> Iterator[Any]:
+            job = _opened(turn.tools.store, turn.pipeline.paths, private)
+            failed: list[ArroyoStateError] = []
+            for key in wanted[turn.pipeline]:
+                export = by_key[key][1]
                 try:
-                    found = _exported(export, job)
+                    epochs = _exported(export, job)
                 except ArroyoStateError as error:  # it does not stop the other exports
-                    context.log.error(f"{export.name}: {error}")
+                    turn.log.error(f"{export.name}: {error}")
                     failed.append(error)
                     continue
-                if not any(one.new for one in found):
-                    context.log.info(f"{export.name}: the target has every epoch of {job.name}")
-                    continue
-                yield _result(key, export, job, found)
+                if any(one.new for one in epochs):
+                    yield _result(key, export, job, epochs)
+                else:
+                    turn.log.info(f"{export.name}: the target has every epoch of {job.name}")
             if failed:
                 raise failed[0]
 
-    return arroyo_exported_state
+        yield from serve(context, list(wanted), work, config, names.tools(context))
+
+    return exported_state
 
 
-def _spec(naming: Naming, export: TableExport, graphs: Sequence[SdfGraph]) -> dg.AssetSpec:
-    upstream = [naming.key(CHECKPOINT), naming.key(OPERATOR_METADATA)]
-    return naming.export_spec(export, [*upstream, *_states(export, graphs)])
+def _spec(
+    names: Names, pipeline: Pipeline, export: TableExport, graphs: Sequence[SdfGraph]
+) -> dg.AssetSpec:
+    deps = [names.key(CHECKPOINT, pipeline), *_states(pipeline, export, graphs)]
+    spec = names.spec(EXPORTED_STATE, pipeline, deps=deps, export=export)
+    return spec.replace_attributes(skippable=True)
 
 
-def _states(export: TableExport, graphs: Sequence[SdfGraph]) -> Iterator[dg.AssetKey]:
+def _states(
+    pipeline: Pipeline, export: TableExport, graphs: Sequence[SdfGraph]
+) -> Iterator[dg.AssetKey]:
     """Yield the assets of the states that are exported."""
     for graph in graphs:
         for state in graph.owned:
             paths = JobPaths(JobId(state.owner), graph.dataflow.pipeline)
-            if export.covers(paths) and export.table == state.name:
+            if paths == pipeline.paths and export.table == state.name:
                 yield graph.key_of(state)
 
 
@@ -135,31 +178,31 @@ def _exported(export: TableExport, job: "StateJob") -> "list[ExportedEpoch]":
 
 
 def exports_due(
-    exports: Sequence[TableExport], arroyo_store: ArroyoStateStore
-) -> Mapping[str, int]:
-    """Return for how many exports of each job the newest epoch is not exported.
+    pipelines: Sequence[Pipeline], exports: Sequence[TableExport], tools: Tools
+) -> list[Pipeline]:
+    """Return the pipelines of which the newest epoch is not exported everywhere.
 
-    A job or target that cannot be read counts as due: the run says what is wrong.
+    A pipeline or target that cannot be read counts as due: the run says what is wrong.
     """
     from arroyo_dagster.state.operations.export.tables import export_is_due
     from arroyo_dagster.state.operations.query.state import StateJob, open_state
     from arroyo_dagster.state.storage.concurrency import concurrently
 
-    state = open_state(arroyo_store.reading())
+    state = open_state(tools.store.reading())
 
-    def count(paths: JobPaths) -> int:
-        job, found = StateJob(state, paths), 0
-        for export in exports:
-            if not export.covers(paths):
-                continue
-            try:
-                found += export_is_due(_resolved(export), job)
-            except ArroyoStateError:
-                found += 1
-        return found
+    def is_due(pipeline: Pipeline) -> bool:
+        job = StateJob(state, pipeline.paths)
+        try:
+            return any(
+                export_is_due(_resolved(export), job)
+                for export in exports
+                if export.covers(pipeline.paths)
+            )
+        except ArroyoStateError:
+            return True
 
-    jobs = arroyo_store.jobs()
-    return dict(zip((str(one.root) for one in jobs), concurrently(count, jobs), strict=True))
+    due = concurrently(is_due, pipelines)
+    return [pipeline for pipeline, needed in zip(pipelines, due, strict=True) if needed]
 
 
 def _result(
@@ -187,7 +230,7 @@ def _result(
                 f"{format_bytes(sum(one.size_bytes for one in new))}",
                 "rows by epoch": shown.sparkline([one.rows for one in found]),
                 "epochs": shown.table(map(_line, reversed(found))),
-                "dagster/partition_row_count": newest.rows,
+                "dagster/row_count": newest.rows,
                 "dagster/column_schema": shown.column_schema(columns, {}),
                 "dagster/table_name": target if export.to.format == "iceberg" else None,
                 "dagster/uri": None if export.to.format == "iceberg" else target,
@@ -205,19 +248,3 @@ def _line(one: "ExportedEpoch") -> Mapping[str, Any]:
         "size": format_bytes(one.size_bytes),
         "exported": "now" if one.new else "before",
     }
-
-
-def build_export_requests(
-    naming: Naming, exports: Sequence[TableExport], exported: dg.AssetsDefinition
-) -> BatchRequests:
-    """Build the requests of batches that export the jobs whose newest epoch is not exported."""
-    kind = BatchKind(
-        name=naming.name("arroyo_export_fleet"),
-        description="Export the tables of jobs with new epochs.",
-        config=BatchConfig,
-        events=asset_events(exported),
-        backlog=lambda store: exports_due(exports, store),
-        single=naming.name("arroyo_export"),
-        changes=False,
-    )
-    return BatchRequests(naming=naming, kind=kind)

@@ -18,8 +18,14 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, unlisted_pipeline
-from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, serve
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.serving import (
+    BoundsConfig,
+    Tools,
+    Turn,
+    serve,
+    unlisted_pipeline,
+)
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.translator import (
     CHECKPOINT,
@@ -353,7 +359,8 @@ def _root_events(
         for run, outcome in outcomes
     ]
     rows += [
-        {"job": run.turn.pipeline.root, "outcome": gc_shown.format_plan(plan)} for run, plan in plans
+        {"job": run.turn.pipeline.root, "outcome": gc_shown.format_plan(plan)}
+        for run, plan in plans
     ]
     rows += [{"job": root, "outcome": reason} for root, reason in others.items()]
     metadata = shown.known({"jobs": shown.table(rows)})

@@ -1,4 +1,4 @@
-"""Fill a stopped Arroyo job with tables that Spark computes from stored events: the asset and its
+"""Fill a stopped Arroyo job with tables that Spark computes from stored events: the assets and their
 job.
 """
 
@@ -7,22 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field
 
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.partitions import jobs_partitions
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.surgery.state_change import (
     ChangeConfig,
     ChangeRun,
-    change_asset,
+    change_assets,
     change_job,
 )
-from arroyo_dagster.orchestration.translator import (
-    BOOTSTRAPPED_STATE,
-    DagsterArroyoTranslator,
-    Naming,
-)
+from arroyo_dagster.orchestration.translator import BOOTSTRAPPED_STATE, SPARK, Names
 from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
@@ -32,48 +25,22 @@ OP = "arroyo_bootstrapped_state"
 
 
 class BootstrapConfig(ChangeConfig):
-    """Which job to fill."""
-
-    job: str = Field(
-        description="The stopped job of this deployment, as job or pipeline/job.",
-        examples=["staging/main"],
-    )
+    """How the pipeline of the asset is filled."""
 
 
-def build_bootstrapped_state(
-    function: str,
-    *,
-    deployment: str | None = None,
-    translator: DagsterArroyoTranslator | None = None,
-) -> dg.Definitions:
-    """Build the asset of a bootstrapped state, and the job `arroyo_bootstrap`.
+def build_bootstrapped_state(names: Names, function: str) -> dg.Definitions:
+    """Build `bootstrapped_state` of each Arroyo pipeline, and the job `arroyo_bootstrap`.
 
-    Merge the result with that of `build_arroyo_definitions`, whose resources it uses: its Spark
-    computes the tables. A run plans only, unless its configuration has `execute: true`.
+    A run plans only, unless its configuration has `execute: true`.
 
     Args:
         function: MODULE:FUNCTION; gets the Spark session, and returns a
             `arroyo_dagster.spark.surgery.bootstrap.Bootstrap`. It is loaded by each run.
-        deployment, translator: those given to `build_arroyo_definitions`.
     """
-    naming = Naming(
-        translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
-    )
-    asset = _build_asset(naming, function)
-    description = "Plan or execute a bootstrap of a stopped job from stored events."
-    job = change_job(naming, "arroyo_bootstrap", asset, description)
-    return dg.Definitions(assets=[asset], jobs=[job])
 
+    def run(pipeline: Pipeline, context: Any, config: ChangeConfig) -> ChangeRun:
+        tools = names.tools(context)
 
-def _build_asset(naming: Naming, function: str) -> dg.AssetsDefinition:
-    @change_asset(naming, BOOTSTRAPPED_STATE, OP)
-    def arroyo_bootstrapped_state(
-        context: dg.AssetExecutionContext,
-        config: BootstrapConfig,
-        arroyo_store: ArroyoStateStore,
-        arroyo_directory: ArroyoDirectory,
-        arroyo_spark: SparkSessionResource,
-    ) -> Any:
         @contextmanager
         def edit(paths: JobPaths) -> Iterator["PlannableEdit"]:
             from arroyo_dagster.state.runtime.loading import load_function
@@ -82,18 +49,23 @@ def _build_asset(naming: Naming, function: str) -> dg.AssetsDefinition:
             # Only here: a mistake in the name of the function is told without Spark.
             from arroyo_dagster.spark.surgery.bootstrap import computed_bootstrap
 
-            status = arroyo_directory.directory(arroyo_store)
-            with computed_bootstrap(arroyo_spark.session, called, function) as computed:
+            status = tools.directory.directory(tools.store)
+            session = getattr(context.resources, names.name(SPARK)).session
+            with computed_bootstrap(session, called, function) as computed:
                 yield computed.job(paths, status).edit()
 
-        yield from ChangeRun(
+        return ChangeRun(
             context=context,
-            key=naming.key(BOOTSTRAPPED_STATE),
-            job=config.job,
+            key=names.key(BOOTSTRAPPED_STATE, pipeline),
+            pipeline=pipeline,
             config=config,
-            store=arroyo_store,
-            directory=arroyo_directory,
+            tools=tools,
             edit=edit,
-        ).events()
+        )
 
-    return arroyo_bootstrapped_state
+    assets = change_assets(names, BOOTSTRAPPED_STATE, OP, run, BootstrapConfig)
+    if not assets:
+        return dg.Definitions()
+    description = "Plan or execute a bootstrap of a stopped job from stored events."
+    job = change_job(names, "arroyo_bootstrap", assets, description)
+    return dg.Definitions(assets=assets, jobs=[job])

@@ -1,5 +1,6 @@
 """Fork the state of one Arroyo job into another, stopped one: the asset, its job and a schedule."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,22 +9,18 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.compaction.maintenance_window import build_recovery_definitions
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.partitions import jobs_partitions
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.requests import schedule_status
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import JOB_TAG, schedule_status
 from arroyo_dagster.orchestration.surgery.state_change import (
     ChangeConfig,
     ChangeRun,
-    change_asset,
+    change_assets,
     change_job,
 )
-from arroyo_dagster.orchestration.translator import (
-    FORKED_STATE,
-    DagsterArroyoTranslator,
-    Naming,
-)
+from arroyo_dagster.orchestration.translator import FORKED_STATE, Names
 from arroyo_dagster.redaction import without_secrets
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
@@ -37,17 +34,12 @@ FORK_CRON = "41 3 * * *"
 
 
 class ForkConfig(ChangeConfig):
-    """Whose state to fork, and into which job."""
+    """Whose state to fork into the pipeline of the asset."""
 
     source: str = Field(
         description="The job whose state is taken, as job or pipeline/job. It is only read, and "
         "may run.",
         examples=["orders/main"],
-    )
-    job: str = Field(
-        description="The stopped job of this deployment that takes the state, as job or "
-        "pipeline/job.",
-        examples=["staging/main"],
     )
     source_url: str = Field(
         default="",
@@ -78,78 +70,80 @@ class StateFork:
 
     Attributes:
         nightly: what the schedule forks; None = no schedule.
+        job: into which job of this deployment, as job or pipeline/job; required with `nightly`.
         cron, timezone: when it does.
     """
 
     nightly: ForkConfig | None = None
+    job: str = ""
     cron: str = FORK_CRON
     timezone: str = "UTC"
 
 
 def build_forked_state(
-    nightly: ForkConfig | None = None,
-    *,
-    cron: str = FORK_CRON,
-    timezone: str = "UTC",
-    running: bool = False,
-    deployment: str | None = None,
-    translator: DagsterArroyoTranslator | None = None,
+    names: Names, fork: StateFork, *, window: bool, running: bool = False
 ) -> dg.Definitions:
-    """Build the asset of a forked state, the job `arroyo_fork`, and optionally a schedule.
+    """Build `forked_state` of each Arroyo pipeline, the job `arroyo_fork`, and optionally a schedule.
 
-    Merge the result with that of `build_arroyo_definitions`, whose resources it uses; its argument
-    `fork` does that. A run plans only, unless its configuration has `execute: true`.
+    A run plans only, unless its configuration has `execute: true`. Runs of the schedule execute; a
+    tick is skipped while the job that takes the state is not stopped, unless `window` of its
+    configuration lets it run.
 
     Args:
-        nightly: what the schedule `arroyo_fork_schedule` forks; its runs execute. A tick is skipped
-            while the job that takes the state is not stopped, unless `window` lets it run. None =
-            no schedule.
-        cron, timezone: when the schedule runs.
-        running: start the schedule as running.
-        deployment, translator: those given to `build_arroyo_definitions`.
+        window: whether there is a maintenance window, whose sensor starts what was left stopped.
 
     Raises:
-        InputError: `nightly` approves a plan: the next night has another one.
+        InputError: `nightly` approves a plan: the next night has another one; or names no job.
     """
-    naming = Naming(
-        translator or DagsterArroyoTranslator(), jobs_partitions(deployment), deployment
-    )
-    asset = _build_asset(naming)
+    assets = change_assets(names, FORKED_STATE, OP, _run_of(names), ForkConfig)
     description = "Plan or execute a fork of the state of one job into another, stopped one."
-    job = change_job(naming, "arroyo_fork", asset, description)
-    schedules = []
+    if not assets:
+        return dg.Definitions()
+    job = change_job(names, "arroyo_fork", assets, description)
+    parts = [dg.Definitions(assets=assets, jobs=[job])]
+    nightly = fork.nightly
     if nightly is not None:
-        if nightly.approve:
-            raise InputError(
-                "a schedule cannot approve a plan: the next tick has another one",
-                next_step="leave `approve` of the nightly fork empty",
-            )
-        schedules.append(_build_schedule(naming, job, nightly, cron, timezone, running))
-    return dg.Definitions(assets=[asset], jobs=[job], schedules=schedules)
+        _check_nightly(nightly, fork.job)
+        pipeline = names.find(fork.job)
+        key = names.key(FORKED_STATE, pipeline)
+        op = next(asset.op.name for asset in assets if key in asset.keys)
+        schedule = _build_schedule(names, job, fork, nightly, pipeline, op, running)
+        parts.append(dg.Definitions(schedules=[schedule]))
+        if nightly.window and not window:
+            parts.append(build_recovery_definitions(names))
+    return dg.Definitions.merge(*parts)
+
+
+def _check_nightly(nightly: ForkConfig, job: str) -> None:
+    if nightly.approve:
+        raise InputError(
+            "a schedule cannot approve a plan: the next tick has another one",
+            next_step="leave `approve` of the nightly fork empty",
+        )
+    if not job:
+        raise InputError(
+            "the nightly fork names no job that takes the state",
+            field="job",
+            next_step="name it as job or pipeline/job",
+        )
 
 
 # ---- the asset -----------------------------------------------------------------------------------
 
 
-def _build_asset(naming: Naming) -> dg.AssetsDefinition:
-    @change_asset(naming, FORKED_STATE, OP)
-    def arroyo_forked_state(
-        context: dg.AssetExecutionContext,
-        config: ForkConfig,
-        arroyo_store: ArroyoStateStore,
-        arroyo_directory: ArroyoDirectory,
-    ) -> Any:
-        yield from ChangeRun(
+def _run_of(names: Names) -> Callable[[Pipeline, Any, Any], ChangeRun]:
+    def run(pipeline: Pipeline, context: Any, config: ForkConfig) -> ChangeRun:
+        tools = names.tools(context)
+        return ChangeRun(
             context=context,
-            key=naming.key(FORKED_STATE),
-            job=config.job,
+            key=names.key(FORKED_STATE, pipeline),
+            pipeline=pipeline,
             config=config,
-            store=arroyo_store,
-            directory=arroyo_directory,
-            edit=lambda paths: nullcontext(_edit(paths, config, arroyo_store)),
-        ).events()
+            tools=tools,
+            edit=lambda paths: nullcontext(_edit(paths, config, tools.store)),
+        )
 
-    return arroyo_forked_state
+    return run
 
 
 def _edit(paths: JobPaths, config: ForkConfig, store: ArroyoStateStore) -> "PlannableEdit":
@@ -191,41 +185,43 @@ def _source(config: ForkConfig, store: ArroyoStateStore) -> "StateSource":
 
 
 def _build_schedule(
-    naming: Naming, job: Any, nightly: ForkConfig, cron: str, timezone: str, running: bool
+    names: Names,
+    job: Any,
+    fork: StateFork,
+    nightly: ForkConfig,
+    pipeline: Pipeline,
+    op: str,
+    running: bool,
 ) -> dg.ScheduleDefinition:
     config = nightly.model_copy(update={"execute": True})
+    stopped = "which is stopped for it." if config.window else "while that is stopped."
 
     @dg.schedule(
-        name=naming.name("arroyo_fork_schedule"),
+        name=names.name("arroyo_fork_schedule"),
         job=job,
-        cron_schedule=cron,
-        execution_timezone=timezone,
+        cron_schedule=fork.cron,
+        execution_timezone=fork.timezone,
         default_status=schedule_status(running),
-        description=f"Fork the state of {config.source} into {config.job}, "
-        + ("which is stopped for it." if config.window else "while that is stopped."),
+        description=f"Fork the state of {config.source} into {pipeline.root}, {stopped}",
+        required_resource_keys=names.resources,
     )
-    @naming.bind
-    def arroyo_fork_schedule(
-        context: dg.ScheduleEvaluationContext,
-        arroyo_store: ArroyoStateStore,
-        arroyo_directory: ArroyoDirectory,
-    ) -> Any:
-        from arroyo_dagster.state.operations.catalog.jobs import find_job
+    def arroyo_fork_schedule(context: dg.ScheduleEvaluationContext) -> Any:
         from arroyo_dagster.state.operations.compaction.rewrite_preconditions import take_snapshot
 
+        tools = names.tools(context)
         with as_failure():
-            reading = arroyo_store.reading()
-            paths = find_job(reading, config.job)
-            snapshot = take_snapshot(reading, paths, arroyo_directory.directory(arroyo_store))
+            status = tools.directory.directory(tools.store)
+            snapshot = take_snapshot(tools.store.reading(), pipeline.paths, status)
         runs = snapshot.answer.facts.condition is JobCondition.RUNNING
         if snapshot.why_not is not None and not (nightly.window and runs):
             reason = without_secrets(snapshot.why_not)
             return dg.SkipReason(
-                f"{paths.root}: {reason}. Next: stop the job with a checkpoint before "
+                f"{pipeline.root}: {reason}. Next: stop the job with a checkpoint before "
                 f"{context.scheduled_execution_time:%H:%M}, or set `window`"
             )
         return dg.RunRequest(
-            run_config=dg.RunConfig({naming.name(OP): config}), tags={JOB_TAG: str(paths.root)}
+            asset_selection=[names.key(FORKED_STATE, pipeline)],
+            run_config=dg.RunConfig({op: config}),
         )
 
     return arroyo_fork_schedule

@@ -1,6 +1,7 @@
 """Assets that change the state of one stopped Arroyo job: how they plan, execute and report."""
 
-from collections.abc import Callable, Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,27 +11,20 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.catalog.checks import (
-    RESTORABLE,
-    check_result,
-    kept_verdict,
-    not_checked,
-)
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.failures import as_failure, failure_of, name_failed_checks
+from arroyo_dagster.orchestration.check_results import format_verdict
+from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.schedules import maintenance_tags
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.requests import maintenance_tags
+from arroyo_dagster.orchestration.serving import SINCE, WAITING, Tools
 from arroyo_dagster.orchestration.settings import configured, setting_field
-from arroyo_dagster.orchestration.skips import end_skipped_steps, leases_skip
 from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
-from arroyo_dagster.orchestration.translator import Naming, specified_assets
+from arroyo_dagster.orchestration.translator import SPARK, Names, in_layers
 from arroyo_dagster.redaction import without_secrets
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
 from arroyo_dagster.state.model.rewrite import QuietSettings
-from arroyo_dagster.state.planning.verify.findings import Verdict
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
@@ -61,49 +55,67 @@ class ChangeConfig(LaunchpadConfig):
     lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
 
 
-def change_asset(
-    naming: Naming, table: str, name: str
-) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-    """Return the decorator of an asset whose runs change the state of a job.
+def change_assets(
+    names: Names,
+    table: str,
+    name: str,
+    run: Callable[[Pipeline, Any, ChangeConfig], "ChangeRun"],
+    config_class: type[ChangeConfig],
+) -> list[dg.AssetsDefinition]:
+    """Build the asset of each Arroyo pipeline whose runs change its state.
 
     Args:
         table: the asset, as the translator names it.
         name: of its op.
+        run: returns what a run does for a pipeline, with the step's context and configuration.
     """
-    key = naming.key(table)
+    specs = [
+        (
+            pipeline,
+            names.spec(table, pipeline).replace_attributes(skippable=True),  # a plan makes nothing
+        )
+        for pipeline in names.pipelines.pipelines
+        if not pipeline.managed
+    ]
 
-    def decorate(function: Callable[..., Any]) -> dg.AssetsDefinition:
-        asset: dg.AssetsDefinition = specified_assets(
-            name=naming.name(name),
-            specs=[
-                naming.spec(table, partitioned=False).replace_attributes(
-                    skippable=True  # a plan has made nothing
+    def build(op: str, layer: Any) -> dg.AssetsDefinition:
+        keys = {spec.key: pipeline for pipeline, spec in layer}
+
+        @dg.multi_asset(
+            name=op,
+            specs=[spec for _, spec in layer],
+            pool=names.name("arroyo_compaction"),
+            can_subset=True,
+            required_resource_keys={*names.resources, names.name(SPARK)},
+        )
+        def change(
+            context: dg.AssetExecutionContext,
+            config: config_class,  # type: ignore[valid-type]
+        ) -> Any:
+            wanted = [keys[key] for key in keys if key in context.selected_asset_keys]
+            if len(wanted) != 1:
+                raise dg.Failure(
+                    f"{len(wanted)} pipelines are selected; a run changes one. Next: materialize "
+                    "the asset of one pipeline",
+                    allow_retries=False,
                 )
-            ],
-            check_specs=[
-                naming.check_spec(
-                    RESTORABLE,
-                    table,
-                    "The job that took the state can be restored.",
-                    blocking=True,
-                )
-            ],
-            pool=naming.name("arroyo_compaction"),
-            can_subset=True,  # so that a plan may leave out the check
-        )(naming.bind(end_skipped_steps(key)(name_failed_checks(function))))
-        return asset
+            yield from run(wanted[0], context, config).events()
 
-    return decorate
+        return change
+
+    return in_layers(names.name(name), specs, build)
 
 
-def change_job(naming: Naming, name: str, asset: dg.AssetsDefinition, description: str) -> Any:
-    """Return the job of such an asset: one process a run."""
+def change_job(
+    names: Names, name: str, assets: Sequence[dg.AssetsDefinition], description: str
+) -> Any:
+    """Return the job of such assets: one process a run."""
     return dg.define_asset_job(
-        naming.name(name),
+        names.name(name),
         description=description,
-        selection=dg.AssetSelection.assets(asset),
+        selection=dg.AssetSelection.assets(*assets),
         executor_def=dg.in_process_executor,
-        run_tags=maintenance_tags(naming.deployment),
+        run_tags=maintenance_tags(names.deployment),
     )
 
 
@@ -112,16 +124,14 @@ class ChangeRun:
     """One run of such an asset.
 
     Attributes:
-        job: the job that is changed, as job or pipeline/job.
         edit: opens what the run plans or executes, for the paths of the job.
     """
 
     context: dg.AssetExecutionContext
     key: dg.AssetKey
-    job: str
+    pipeline: Pipeline
     config: ChangeConfig
-    store: ArroyoStateStore
-    directory: ArroyoDirectory
+    tools: Tools
     edit: "Callable[[JobPaths], AbstractContextManager[PlannableEdit]]"
 
     def events(self) -> Generator[Any, Any, None]:
@@ -131,17 +141,30 @@ class ChangeRun:
             dagster.Failure: the execution failed. It is never retried, since a retry after the
                 publication would change the state again.
         """
-        from arroyo_dagster.state.operations.catalog.jobs import find_job
+        from arroyo_dagster.state.operations.catalog.footers import check_newest, check_restorable
 
-        with as_failure(), leases_skip():
-            paths, changed = find_job(self.store.reading(), self.job), True
-            if self.key in self.context.selected_asset_keys:
-                self._check_approval()
-                with self.edit(paths) as edit:
+        paths, store = self.pipeline.paths, self.tools.store
+        with as_failure():
+            self._check_approval()
+            with self.edit(paths) as edit:
+                try:
                     changed = yield from self._change_events(edit)
-            check = dg.AssetCheckKey(self.key, RESTORABLE)
-            if changed and check in self.context.selected_asset_check_keys:
-                yield check_result(_restorable(self.store, paths), RESTORABLE, self.key)
+                except LeaseHeldError as error:
+                    self.context.log.warning(str(error))
+                    text = f"waiting, because {error.message}"
+                    yield dg.AssetObservation(
+                        self.key,
+                        description=text,
+                        metadata={WAITING: error.message, SINCE: time.time()},
+                    )
+                    return
+        if changed:
+            verdict = check_newest(store.reading(), paths, check_restorable)
+            if not verdict.passed:
+                raise dg.Failure(
+                    f"{paths.root} cannot be restored after the change: {format_verdict(verdict)}",
+                    allow_retries=False,
+                )
 
     def _check_approval(self) -> None:
         """Check that a plan is approved only where exactly it can be executed."""
@@ -159,7 +182,9 @@ class ChangeRun:
     def _change_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
         """Return whether the state was changed."""
         if not self.config.execute:
-            plan = edit.plan(self.store.reading(), self.directory.directory(self.store))
+            plan = edit.plan(
+                self.tools.store.reading(), self.tools.directory.directory(self.tools.store)
+            )
             text = _format_plan(plan)
             self.context.log.info(text)
             yield dg.AssetObservation(self.key, metadata=plan_metadata(plan), description=text)
@@ -169,8 +194,8 @@ class ChangeRun:
         published: list[EditOutcome] = []
         try:
             outcome = edit.run(
-                self.store.writable(),
-                self.directory.directory(self.store),
+                self.tools.store.writable(),
+                self.tools.directory.directory(self.tools.store),
                 self._options(published),
             )
         except LeaseHeldError:
@@ -194,8 +219,10 @@ class ChangeRun:
         """Execute the change in a window, as `_change_events` does it for a stopped job."""
         from arroyo_dagster.state.operations.surgery.window import run_edit_window
 
-        control = self.directory.control(self.store)
-        outcome = run_edit_window(self.store.writable(), control, edit, self._window_options())
+        control = self.tools.directory.control(self.tools.store)
+        outcome = run_edit_window(
+            self.tools.store.writable(), control, edit, self._window_options()
+        )
         self.context.log.info(f"{edit.paths.root}: {outcome.end.value}")
         change = outcome.change
         if change is not None and change.published and outcome.end is not WindowEnd.UNDONE:
@@ -247,14 +274,6 @@ class ChangeRun:
             lease_wait_seconds=self.config.lease_wait_seconds,
             on_step=lambda step: self.context.log.info(step.did),
         )
-
-
-def _restorable(store: ArroyoStateStore, paths: JobPaths) -> Verdict:
-    """Return whether a job can be restored; a problem is a finding, so that nothing is retried."""
-    try:
-        return kept_verdict(RESTORABLE, store, paths)
-    except ArroyoStateError as problem:
-        return not_checked(paths, problem)
 
 
 def _format_plan(plan: "EditPlan") -> str:

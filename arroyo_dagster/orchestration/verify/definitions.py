@@ -100,7 +100,9 @@ def build_verify(
     def job() -> None:
         verify()
 
-    checks = [(pipeline, names.spec(CHECKPOINT, pipeline)) for pipeline in names.pipelines.pipelines]
+    checks = [
+        (pipeline, names.spec(CHECKPOINT, pipeline)) for pipeline in names.pipelines.pipelines
+    ]
     schedule = due_schedule(
         names,
         job,
@@ -116,7 +118,9 @@ def build_verify(
     )
     return dg.Definitions(
         asset_checks=in_layers(
-            names.name("arroyo_checks"), checks, lambda op, layer: _checks(names, op, layer, options)
+            names.name("arroyo_checks"),
+            checks,
+            lambda op, layer: _checks(names, op, layer, options),
         ),
         jobs=[job],
         schedules=[schedule],
@@ -232,7 +236,9 @@ def due_pipelines(
         if not 0 <= seconds < options.audit_after:
             return seconds
         try:
-            same = listing_digest(list_objects(store, pipeline.paths)) == before.metadata.get(LISTING)
+            same = listing_digest(list_objects(store, pipeline.paths)) == before.metadata.get(
+                LISTING
+            )
         except ArroyoStateError:
             return seconds
         return None if same else seconds
@@ -240,4 +246,3 @@ def due_pipelines(
     ages = zip(names.pipelines.pipelines, concurrently(age, names.pipelines.pipelines), strict=True)
     due = [(seconds, pipeline) for pipeline, seconds in ages if seconds is not None]
     return [pipeline for _, pipeline in sorted(due, key=lambda one: (-one[0], one[1].root))]
-
