@@ -97,7 +97,7 @@ RULES = (
         codes=_codes("epoch-overdue job-failed"),
         expects="No job failed, and no running job's next epoch is overdue by its usual interval.",
         judge=epochs.epochs_on_time,
-        example="epoch 30 is 6 min old; usually there is one every 1 min",
+        example="epoch 30 is 24 min old; usually there is one every 4 min",
         limits=("overdue_intervals", "overdue_micros"),
     ),
     Rule(
@@ -106,7 +106,7 @@ RULES = (
         codes=_codes("watermark-stalled watermark-behind"),
         expects="No running job's watermark stands still or falls further behind than usual.",
         judge=epochs.watermark_advances,
-        example="its watermark has not moved for 30 epochs, 29 min",
+        example="its watermark has not moved for 30 epochs, 1.9 h",
         limits=("stalled_micros", "unusual_factor"),
     ),
     Rule(
