@@ -275,8 +275,8 @@ def leased(
         yield held
 
 
-def open_catalogue(url: str) -> ObjectStore:
-    """Open a catalogue; what a shell calls a path may be relative."""
+def open_another(url: str) -> ObjectStore:
+    """Open another store than the checkpoint URL; a path of the shell may be relative."""
     from arroyo_dagster.state.storage.remote.open import open_store
 
     return open_store(url if ":" in url else os.path.abspath(url))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,7 +10,6 @@ import click
 from arroyo_dagster.cli.common import (
     EXIT_FINDINGS,
     main,
-    open_catalogue,
     open_to_read,
     store_options,
 )
@@ -27,16 +25,10 @@ from arroyo_dagster.cli.settings import NamedSetting, WholeNumber, named_setting
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import MAX_LEVEL, AuditSettings
-from arroyo_dagster.state.operations.catalog.health import (
-    HealthOptions,
-    check_health,
-    check_health_in_depth,
-)
+from arroyo_dagster.state.operations.catalog.health import HealthOptions, check_health
 from arroyo_dagster.state.operations.catalog.jobs import jobs_or_all
-from arroyo_dagster.state.operations.catalog.owner import check_apart
-from arroyo_dagster.state.planning.rules import AUDIT_RULES, KINDS, RECENCY, RULES, fleet_verdict
-from arroyo_dagster.state.planning.verify.fleet import PASSED, FleetVerdict, JobLine
-from arroyo_dagster.state.storage.memory import MemoryStore
+from arroyo_dagster.state.planning.rules import AUDIT_RULES, KINDS, REACHED, RULES, job_lines
+from arroyo_dagster.state.planning.verify.fleet import PASSED, JobLine
 
 
 @main.command()
@@ -46,13 +38,6 @@ from arroyo_dagster.state.storage.memory import MemoryStore
     type=WholeNumber(0, MAX_LEVEL),
     help="Also verify each job's newest epoch at this level of `verify`, and compare its older "
     "epochs and files with the store. Default: read only metadata and footers.",
-)
-@click.option(
-    "--catalogue",
-    metavar="URL",
-    help="Keep what was found and how the files look in this folder, for example in Dagster's "
-    "catalogue. The next run compares the files, and verifies first the jobs that wait longest. "
-    "Default: each run starts afresh.",
 )
 @named_settings(
     NamedSetting(HealthLimits, AuditSettings, without={"level"}),
@@ -64,7 +49,6 @@ from arroyo_dagster.state.storage.memory import MemoryStore
 def health(
     job: str | None,
     level: int | None,
-    catalogue: str | None,
     limits: tuple[tuple[str, Any], ...],
     url: str | None,
     as_json: bool,
@@ -75,8 +59,9 @@ def health(
     """Find jobs that are damaged, late, growing or fragmented.
 
     Without JOB, all jobs below the checkpoint URL; with --level, as many are verified as
-    `budget_minutes` allows. What is usual for a job is learned from its own epochs; a rule that
-    needs more of them does not judge. Writes nothing below the checkpoint URL.
+    `budget_minutes` allows. What is usual for a job is learned from the epochs that the store has,
+    if they are 20 or more, of an hour or more; --json says why a rule does not judge. Writes
+    nothing.
 
     Exit codes: 0 no findings; 1 the check could not be carried out; 2 wrong command line; 3 at
     least one finding.
@@ -95,35 +80,25 @@ def health(
     limit, depth = settings_from(HealthLimits, changed), None
     if level is not None:
         depth = settings_from(AuditSettings, changed | {"level": level})
-    name = f"catalogue-{uuid.uuid4().hex}"
-    kept = MemoryStore(name) if catalogue is None else open_catalogue(catalogue)
-    check_apart(kept, store)
     with show_progress(as_json=as_json) as on_progress:
-        options = HealthOptions(on_progress=on_progress, unreadable=unreadable)
-        arguments = (store, kept, jobs, directory, limit)
-        if depth is None:
-            checked, left = check_health(*arguments, options), 0
-        else:
-            checked, left = check_health_in_depth(*arguments, depth, options)
-    verdicts = {
-        kind: fleet_verdict([rule for rule in RULES if rule.kind == kind], checked)
-        for kind in KINDS
+        options = HealthOptions(depth=depth, unreadable=unreadable, on_progress=on_progress)
+        checked = check_health(store, jobs, directory, limit, options)
+    kinds = {
+        kind: job_lines([rule for rule in RULES if rule.kind == kind], checked) for kind in KINDS
     }
     partial = {kind for kind in KINDS if _is_partial(kind, level)}
     if as_json:
-        print_json([_kind_json(kind, one, kind in partial) for kind, one in verdicts.items()])
+        print_json([_kind_json(kind, lines, kind in partial) for kind, lines in kinds.items()])
     else:
-        _print_kinds(verdicts, partial)
-        if left:
-            click.echo(f"the budget ended before {left} of the jobs were verified")
-    if any(verdict.offenders for verdict in verdicts.values()):
+        _print_kinds(kinds, partial)
+    if any(line.finding for lines in kinds.values() for line in lines):
         click.get_current_context().exit(EXIT_FINDINGS)
 
 
 def _is_partial(kind: str, level: int | None) -> bool:
     """Return whether a rule of the kind needs a higher level than the one that was asked."""
     asked = -1 if level is None else level
-    deep = [rule for rule in AUDIT_RULES if rule.kind == kind and rule.name != RECENCY]
+    deep = [rule for rule in AUDIT_RULES if rule.kind == kind and rule.name != REACHED]
     return any((rule.level or 0) > asked for rule in deep)
 
 
@@ -131,26 +106,26 @@ def _label(line: JobLine, partial: bool) -> str:
     return f"{PASSED} in part" if partial and line.label == PASSED else line.label
 
 
-def _print_kinds(verdicts: Mapping[str, FleetVerdict], partial: Collection[str]) -> None:
+def _print_kinds(kinds: Mapping[str, Sequence[JobLine]], partial: Collection[str]) -> None:
     columns = ("check", "result", "expects")
     print_table(
         columns,
-        [(kind, _result(one, kind in partial), KINDS[kind]) for kind, one in verdicts.items()],
+        [(kind, _result(lines, kind in partial), KINDS[kind]) for kind, lines in kinds.items()],
     )
     if partial:
         click.echo(f"In part: a higher --level, of 0 to {MAX_LEVEL}, checks more.")
-    for kind, verdict in verdicts.items():
-        for line in verdict.offenders:
+    for kind, lines in kinds.items():
+        for line in lines:
             for finding in line.findings:
                 click.echo(f"{finding.severity.value}: {kind}: {finding}")
 
 
-def _result(verdict: FleetVerdict, partial: bool) -> str:
-    labels = [_label(line, partial) for line in verdict.lines]
+def _result(lines: Sequence[JobLine], partial: bool) -> str:
+    labels = [_label(line, partial) for line in lines]
     return ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
 
 
-def _kind_json(kind: str, verdict: FleetVerdict, partial: bool) -> Mapping[str, Any]:
+def _kind_json(kind: str, lines: Sequence[JobLine], partial: bool) -> Mapping[str, Any]:
     return {
         "check": kind,
         "expects": KINDS[kind],
@@ -161,7 +136,8 @@ def _kind_json(kind: str, verdict: FleetVerdict, partial: bool) -> Mapping[str, 
                 "epoch": line.epoch,
                 "finding": None if line.finding is None else finding_json(line.finding),
                 "findings": [finding_json(one) for one in line.findings],
+                "not_judged": dict(line.not_judged),
             }
-            for line in verdict.lines
+            for line in lines
         ],
     }

@@ -65,9 +65,8 @@ def findings(store: ObjectStore) -> list[Finding]:
     verified = verify_job(store, PATHS).verdict.findings
     of_verify = [one for one in verified if one.code.startswith("journal-")]
     limits, directory = HealthLimits(), JobDirectory([])
-    (found,) = check_health(store, MemoryStore(), [PATHS], directory, limits)
+    (found,) = check_health(store, [PATHS], directory, limits)
     verdict = found.verdicts["journal_complete"]
-    assert verdict is not None
     assert list(verdict.findings) == of_verify
     return of_verify
 

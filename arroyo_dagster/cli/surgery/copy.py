@@ -6,7 +6,7 @@ import click
 
 from arroyo_dagster.cli.common import (
     main,
-    open_catalogue,
+    open_another,
     open_to_read,
     open_url,
     store_options,
@@ -61,7 +61,7 @@ def copy(
     if approve is not None and not yes:
         raise click.UsageError("--approve needs --yes")
     source = open_url(url) if yes else open_to_read(url)
-    target = open_catalogue(to_url)
+    target = open_another(to_url)
     paths = find_job(source, job)
     if yes:
         with show_progress(as_json=as_json, name=paths.root) as on_progress:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_catalogue
+from arroyo_dagster.cli.common import open_another
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
@@ -40,5 +40,5 @@ def open_source(
     Raises:
         NotFoundError: there is no such job.
     """
-    theirs = WriteProtected(store if from_url is None else open_catalogue(from_url))
+    theirs = WriteProtected(store if from_url is None else open_another(from_url))
     return StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)

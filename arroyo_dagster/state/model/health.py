@@ -1,4 +1,4 @@
-"""Thresholds of the health checks."""
+"""Thresholds of the health checks, and the numbers of an epoch that they compare."""
 
 from __future__ import annotations
 
@@ -135,3 +135,47 @@ class HealthLimits:
         int,
         _amount("pin_days", _DAY, "The maximum age of a pin, in days."),
     ] = 30 * _DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableFigures:
+    """The sums over the files that one table of one operator lists at one epoch.
+
+    Attributes:
+        rows: as stored, removals included; None if the rows of a file are unknown.
+    """
+
+    operator: str
+    table: str
+    files: int
+    size_bytes: int
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFigures:
+    """The numbers of one epoch; None = not known.
+
+    Attributes:
+        started_micros, finished_micros: as its metadata says, since 1970 in UTC.
+        watermark_micros: event time that all operators have reached.
+        rows: as stored, in all files, removals included.
+        new_files, new_size_bytes: listed by this epoch and not by the one before it.
+        tables: of every operator; empty if they are not known.
+    """
+
+    epoch: int
+    worker_generation: int | None = None
+    started_micros: int | None = None
+    finished_micros: int
+    watermark_micros: int | None = None
+    files: int | None = None
+    size_bytes: int | None = None
+    rows: int | None = None
+    new_files: int | None = None
+    new_size_bytes: int | None = None
+    tables: tuple[TableFigures, ...] = ()
+
+    @property
+    def duration_micros(self) -> int | None:
+        return None if self.started_micros is None else self.finished_micros - self.started_micros

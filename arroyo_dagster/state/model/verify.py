@@ -82,20 +82,9 @@ class AuditSettings:
             scale=_MINUTE,
             fractions=True,
             above=0,
-            help="Begin no further job after this many minutes. The next audit begins with the "
-            "jobs that wait longest.",
+            help="Begin to verify no further job after this many minutes.",
         ),
     ] = 60 * _MINUTE
-    recent_micros: Annotated[
-        int,
-        Setting(
-            config="recent_days",
-            scale=24 * 60 * _MINUTE,
-            fractions=True,
-            above=0,
-            help="Each job is to be audited at least once in this many days.",
-        ),
-    ] = 7 * 24 * 60 * _MINUTE
     orphan_bytes: Annotated[
         int,
         Setting(

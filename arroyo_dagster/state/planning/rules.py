@@ -8,10 +8,9 @@ conditions.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.units import format_micros
+from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
 from arroyo_dagster.state.planning.health_checks import epochs, storage, tables
 from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts
 from arroyo_dagster.state.planning.verify.findings import (
@@ -25,7 +24,6 @@ from arroyo_dagster.state.planning.verify.findings import (
 from arroyo_dagster.state.planning.verify.fleet import (
     NOT_JUDGED,
     CheckedJob,
-    FleetVerdict,
     JobAge,
     JobLine,
     by_urgency,
@@ -33,10 +31,10 @@ from arroyo_dagster.state.planning.verify.fleet import (
 )
 
 KINDS: Mapping[str, str] = {
-    "unreadable": "Each job's newest epoch, pins and catalogue can be read.",
+    "unreadable": "Each job's newest epoch and pins can be read.",
     "not-restorable": "A restore of each job's newest epoch loads every row that was written.",
-    "damaged": "Older epochs are complete, and no file changed after an epoch listed it.",
-    "late": "Epochs, commits, watermarks and verifications come as often as expected.",
+    "damaged": "No older epoch is missing or incomplete, and the journal of gc is complete.",
+    "late": "Epochs, commits and watermarks come as often as expected.",
     "contended": "One generation writes each job, and few attempts are left behind.",
     "unusual": "No table's size, rows, columns or event times are unusual.",
     "skewed": "No subtask or key has far more rows of a table than the others.",
@@ -59,7 +57,7 @@ class Rule:
         example: the evidence of a finding.
         level: the least level of verification that finds them; None = metadata and footers
             suffice.
-        judge: returns the findings on one job, or None if its facts do not suffice; None if a
+        judge: returns the findings on one job, or why its facts do not suffice; None if a
             verification finds them.
         limits: the fields of `HealthLimits`, or with a level of `AuditSettings`, that it obeys.
         severity: of its worst findings.
@@ -80,15 +78,15 @@ def _codes(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-RECENCY = "audited_recently"
-"""The rule of when each job was verified last."""
+REACHED = "verified_within_budget"
+"""The rule of the jobs that a verification of many did not reach."""
 
 RULES = (
     Rule(
         name="newest_epoch_readable",
         kind="unreadable",
         codes=_codes("newest-epoch-unreadable health-unknown"),
-        expects="Every job's newest epoch, pins and catalogue can be read.",
+        expects="Every job's newest epoch and pins can be read.",
         judge=epochs.newest_epoch_readable,
         example="it does not decode",
         severity=Severity.ERROR,
@@ -96,10 +94,10 @@ RULES = (
     Rule(
         name="epochs_on_time",
         kind="late",
-        codes=_codes("epoch-overdue"),
-        expects="No running job's next epoch is overdue by its usual interval.",
+        codes=_codes("epoch-overdue job-failed"),
+        expects="No job failed, and no running job's next epoch is overdue by its usual interval.",
         judge=epochs.epochs_on_time,
-        example="epoch 30 is 6 min old; usually there is one every 1 min",
+        example="epoch 30 is 24 min old; usually there is one every 4 min",
         limits=("overdue_intervals", "overdue_micros"),
     ),
     Rule(
@@ -108,7 +106,7 @@ RULES = (
         codes=_codes("watermark-stalled watermark-behind"),
         expects="No running job's watermark stands still or falls further behind than usual.",
         judge=epochs.watermark_advances,
-        example="its watermark has not moved for 30 epochs, 29 min",
+        example="its watermark has not moved for 30 epochs, 1.9 h",
         limits=("stalled_micros", "unusual_factor"),
     ),
     Rule(
@@ -242,7 +240,7 @@ RULES = (
         codes=_codes("space-amplification"),
         expects="No job stores many times the bytes of its newest epoch.",
         judge=storage.stores_little_more,
-        example="its 30 epochs list 2.1 GB; the newest one 104.9 MB",
+        example="its 30 epochs store 2.1 GB; the newest one lists 104.9 MB",
         limits=("small_table_bytes", "space_amplification"),
     ),
     Rule(
@@ -290,13 +288,12 @@ RULES = (
         severity=Severity.ERROR,
     ),
     Rule(
-        name="files_unchanged",
+        name="names_used_once",
         kind="damaged",
-        expects="No data file changed after an epoch listed it.",
-        codes=_codes("file-changed directory-copied name-reused"),
-        example="it had 10 bytes and has 11 after an epoch listed it",
+        expects="No name of a data file is used again while an epoch lists it.",
+        codes=_codes("name-reused"),
+        example="epochs 3 and 9 list it, one between them does not: its name was used again",
         level=0,
-        severity=Severity.ERROR,
     ),
     Rule(
         name="metadata_chain_whole",
@@ -399,12 +396,12 @@ RULES = (
         limits=("hot_key_percent", "hot_key_rows"),
     ),
     Rule(
-        name="audited_recently",
-        kind="late",
-        expects="Each job was audited lately.",
-        codes=_codes("never-audited audit-overdue"),
-        example="was audited 9 d ago; expected at most 7 d",
-        limits=("recent_micros",),
+        name=REACHED,
+        kind="not-restorable",
+        expects="The budget sufficed to verify each job.",
+        codes=_codes("not-verified"),
+        example="was not verified: the budget ended before",
+        limits=("budget_micros",),
         level=0,
     ),
 )
@@ -429,91 +426,116 @@ class JobHealth:
 
     Attributes:
         job: the root of its paths.
-        verdicts: by the name of the rule, without notes; None where the facts do not suffice.
-        stored_bytes: the size of all files that its present epochs list.
+        verdicts: by the name of the rule, without notes; of the rules that judge the job.
+        not_judged: why the other rules do not judge it, by their names.
+        figures: of its newest epoch; None if it cannot be read.
+        stored_bytes: the size of all data files below its directory.
     """
 
     job: str
     epoch: int | None
     at_micros: int | None
-    verdicts: Mapping[str, Verdict | None]
+    verdicts: Mapping[str, Verdict]
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    figures: EpochFigures | None = None
     stored_bytes: int = 0
+
+    def with_verified(self, verified: JobHealth) -> JobHealth:
+        """Return this with the verdicts of `judge_verified` in addition."""
+        verdicts = {**self.verdicts, **verified.verdicts}
+        reasons = {**self.not_judged, **verified.not_judged}
+        left = {name: why for name, why in reasons.items() if name not in verdicts}
+        return replace(self, verdicts=verdicts, not_judged=left)
 
 
 def judge_job(facts: HealthFacts, limits: HealthLimits) -> JobHealth:
     """Apply the rules that metadata and footers suffice for to one job."""
-    verdicts = {
-        rule.name: _verdict(rule.judge(facts, limits)) for rule in RULES if rule.judge is not None
-    }
+    answers = {rule.name: rule.judge(facts, limits) for rule in RULES if rule.judge is not None}
     return JobHealth(
         job=facts.job,
         epoch=facts.age.epoch,
         at_micros=facts.now_micros,
-        verdicts=verdicts,
+        verdicts={
+            name: _verdict(found) for name, found in answers.items() if not isinstance(found, str)
+        },
+        not_judged={name: why for name, why in answers.items() if isinstance(why, str)}
+        | _not_verified(None),
+        figures=facts.newest,
         stored_bytes=facts.stored_bytes,
     )
 
 
-def not_judged(age: JobAge, now_micros: int, problem: str) -> JobHealth:
-    """Return the result for a job whose catalogue or pins cannot be read."""
-    step = "verify the job with `arroyo-state verify`; if its catalogue is damaged, delete its rows"
-    found = Verdict(findings=(error("health-unknown", age.job, problem, step),))
-    verdicts = {HEALTH_RULES[0].name: found}
-    return JobHealth(job=age.job, epoch=age.epoch, at_micros=now_micros, verdicts=verdicts)
-
-
-def judge_audit(
-    job: str, checked: CheckedJob | None, now_micros: int, limit_micros: int
-) -> JobHealth:
-    """Return what the last audit of a job says; rules that need a higher level do not judge.
-
-    Args:
-        limit_micros: how long ago it may be.
-    """
-    verdicts: dict[str, Verdict | None] = {
-        RECENCY: _recency(job, checked, now_micros, limit_micros)
+def _not_verified(level: int | None) -> dict[str, str]:
+    """Return the rules that need more than a verification at a level; None = no verification."""
+    return {
+        rule.name: f"needs a verification at level {rule.level} or higher"
+        for rule in AUDIT_RULES
+        if rule.level is not None and (level is None or rule.level > level)
     }
-    if checked is None:
-        return JobHealth(job=job, epoch=None, at_micros=None, verdicts=verdicts)
+
+
+def unreadable_job(age: JobAge, now_micros: int, problem: str) -> JobHealth:
+    """Return the result for a job that cannot be judged, because the store denies it or its pins
+    cannot be read."""
+    step = "verify the job: `arroyo-state verify` says what cannot be read"
+    found = Verdict(findings=(error("health-unknown", age.job, problem, step),))
+    first, *others = HEALTH_RULES
+    return JobHealth(
+        job=age.job,
+        epoch=age.epoch,
+        at_micros=now_micros,
+        verdicts={first.name: found},
+        not_judged=dict.fromkeys((rule.name for rule in others), problem) | _not_verified(None),
+    )
+
+
+def judge_verified(checked: CheckedJob) -> JobHealth:
+    """Return what a verification of a job says; rules that need a higher level do not judge."""
     by_rule: dict[str, list[Finding]] = {}
     for one in checked.verdict.findings:
         by_rule.setdefault(RULE_OF.get(one.code, RESTORED).name, []).append(one)
-    for rule in AUDIT_RULES:
-        findings = by_rule.get(rule.name, [])
-        if rule.name != RECENCY and (findings or (rule.level or 0) <= (checked.level or 0)):
-            verdicts[rule.name] = _verdict(findings)
-    at_micros = checked.at_micros
-    return JobHealth(job=job, epoch=checked.epoch, at_micros=at_micros, verdicts=verdicts)
+    verdicts = {
+        rule.name: _verdict(by_rule.get(rule.name, []))
+        for rule in AUDIT_RULES
+        if rule.name in by_rule or (rule.level or 0) <= (checked.level or 0)
+    }
+    left = {name: why for name, why in _not_verified(checked.level).items() if name not in verdicts}
+    return JobHealth(
+        job=checked.job,
+        epoch=checked.epoch,
+        at_micros=checked.at_micros,
+        verdicts=verdicts,
+        not_judged=left,
+    )
 
 
-def _recency(job: str, checked: CheckedJob | None, now_micros: int, limit_micros: int) -> Verdict:
-    step = "raise `budget_minutes`, or lower the level, or run the audit more often"
-    if checked is None:
-        return Verdict(findings=(warning("never-audited", job, "was never audited", step),))
-    if now_micros - checked.at_micros <= limit_micros:
-        return Verdict()
-    age = format_micros(now_micros - checked.at_micros)
-    evidence = f"was audited {age} ago; expected at most {format_micros(limit_micros)}"
-    return Verdict(findings=(warning("audit-overdue", job, evidence, step),))
+def not_reached(job: str, now_micros: int) -> JobHealth:
+    """Return the result for a job that a verification of many jobs did not reach."""
+    evidence = "was not verified: the budget ended before"
+    step = "raise `budget_minutes`, lower the level, or verify the job by its name"
+    found = Verdict(findings=(warning("not-verified", job, evidence, step),))
+    return JobHealth(job=job, epoch=None, at_micros=now_micros, verdicts={REACHED: found})
 
 
-def _verdict(found: Found) -> Verdict | None:
-    if found is None:
-        return None
-    return Verdict(findings=tuple(f for f in found if f.severity is not Severity.NOTE))
+def _verdict(found: Iterable[Finding]) -> Verdict:
+    return Verdict(findings=tuple(one for one in found if one.severity is not Severity.NOTE))
 
 
-def fleet_verdict(rules: Collection[Rule], jobs: Iterable[JobHealth]) -> FleetVerdict:
+def job_lines(rules: Collection[Rule], jobs: Iterable[JobHealth]) -> tuple[JobLine, ...]:
     """Return the results of rules for all jobs, those with findings first.
 
     A job that none of the rules judges is not judged.
     """
     lines = []
     for one in jobs:
-        judged = [found for rule in rules if (found := one.verdicts.get(rule.name)) is not None]
-        lines.append(
+        judged = [one.verdicts[rule.name] for rule in rules if rule.name in one.verdicts]
+        line = (
             job_line(one.job, merged(judged), epoch=one.epoch, at_micros=one.at_micros)
             if judged
             else JobLine(job=one.job, label=NOT_JUDGED, epoch=one.epoch, at_micros=one.at_micros)
         )
-    return FleetVerdict(lines=tuple(sorted(lines, key=by_urgency)))
+        reasons = {
+            rule.name: one.not_judged[rule.name] for rule in rules if rule.name in one.not_judged
+        }
+        lines.append(replace(line, not_judged=reasons))
+    return tuple(sorted(lines, key=by_urgency))

@@ -29,6 +29,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,
@@ -40,6 +41,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     summarise_job,
 )
 from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     Columns,
@@ -119,22 +121,24 @@ class Footers:
         *,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_progress: OnProgress = no_progress,
     ) -> dict[StatePath, StoredFile]:
         """Return the footers of the files that exist; once the deadline has passed, only cached
         ones.
 
         Args:
             deadline: in seconds by `clock`; None = no deadline.
+            on_progress: called after each footer.
         """
         wanted = list(dict.fromkeys(paths))
+        count = counter(on_progress, "read footers", len(wanted), ProgressUnit.FILES)
 
         def one(path: StatePath) -> StoredFile | None:
             known = self._recalled(store.url, path)
-            if known is not None:
-                return known
-            if deadline is not None and clock() > deadline:
-                return None
-            return self._kept(store.url, path, read_stored_file(store, path))
+            if known is None and (deadline is None or clock() <= deadline):
+                known = self._kept(store.url, path, read_stored_file(store, path))
+            count()
+            return known
 
         found = concurrently(one, wanted)
         return {path: file for path, file in zip(wanted, found, strict=True) if file is not None}
@@ -208,8 +212,7 @@ def _nothing_to_check(store: ObjectStore, paths: JobPaths) -> Verdict:
             "job-missing",
             paths.root,
             "there is no such job below the checkpoint URL: nothing was checked",
-            "restore its objects; if it was deleted on purpose, acknowledge that with "
-            "the Dagster job arroyo_forget_job",
+            "restore its objects, or name another job: `arroyo-state jobs` lists them",
         )
     return Verdict(findings=(finding,), inspected=0)
 
@@ -252,34 +255,29 @@ def expected_columns(checkpoint: Checkpoint) -> Mapping[OperatorTable, tuple[Col
 def job_ages(
     store: ObjectStore, jobs: Iterable[JobPaths], directory: JobDirectory | None = None
 ) -> list[JobAge]:
-    """Return the age and condition of each job by its newest epoch, as `fleet_recent` needs it.
+    """Return the age and condition of each job by its newest epoch, as `every_job_recent` needs it.
 
     A job that cannot be read has a `problem`.
 
     Args:
         directory: the source of the jobs' conditions; None = conditions stay unknown.
     """
-    return ages_of(store, concurrently(lambda paths: summarise_job(store, paths), jobs), directory)
+    listed = list(jobs)
+    pairs = zip(listed, answers_about(listed, directory), strict=True)
+    return concurrently(lambda pair: job_age(store, summarise_job(store, pair[0]), pair[1]), pairs)
 
 
-def ages_of(
-    store: ObjectStore, jobs: Sequence[JobSummary], directory: JobDirectory | None = None
-) -> list[JobAge]:
-    """Return the age and condition of summarised jobs; as `job_ages`."""
-    ages = concurrently(lambda job: _job_age(store, job), jobs)
+def answers_about(
+    jobs: Sequence[JobPaths], directory: JobDirectory | None
+) -> Sequence[JobAnswer | None]:
+    """Return what the sources of a directory answer about each job; None without a source."""
     if directory is None or not directory.sources:
-        return ages
-    answers = directory.look_up([job.paths for job in jobs])
-    return [_as_answered(age, answer) for age, answer in zip(ages, answers, strict=True)]
+        return [None] * len(jobs)
+    return directory.look_up(jobs)
 
 
-def _as_answered(age: JobAge, answer: JobAnswer) -> JobAge:
-    facts = answer.facts
-    source = facts.source if answer.reason is None else answer.reason
-    return replace(age, condition=facts.condition, source=source, failure=facts.failure)
-
-
-def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:
+def job_age(store: ObjectStore, job: JobSummary, answer: JobAnswer | None) -> JobAge:
+    """Return the age of a summarised job, and its condition by an answer about it."""
     newest = job.newest
     final = newest is not None and newest.progress is not None and newest.progress.final
     problem = job.problem
@@ -288,7 +286,7 @@ def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:
         generation = newest_generation(store, job.paths) if final else None
     except ArroyoStateError as error:
         generation, problem = None, problem or error
-    return JobAge(
+    age = JobAge(
         job=job.paths.root,
         epoch=job.newest_epoch,
         epochs=job.epochs or 0,
@@ -297,3 +295,8 @@ def _job_age(store: ObjectStore, job: JobSummary) -> JobAge:
         at_rest=newest is not None and is_at_rest(newest, generation),
         problem=None if problem is None else str(problem),
     )
+    if answer is None:
+        return age
+    facts = answer.facts
+    source = facts.source if answer.reason is None else answer.reason
+    return replace(age, condition=facts.condition, source=source, failure=facts.failure)

@@ -1,41 +1,139 @@
-"""Apply the health checks to jobs, with facts from the store and from the catalogue."""
+"""Apply the health checks to jobs. This module writes nothing."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.catalog import EpochRow, FileRow
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import JobPins
-from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
+from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.job_facts import JobAnswer
+from arroyo_dagster.state.model.layout import JobPaths, is_data_file
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.operations.catalog.epochs import (
-    EarlierCatalogue,
-    JobHistory,
-    RefreshOptions,
-    refresh,
-)
-from arroyo_dagster.state.operations.catalog.footers import ages_of
+from arroyo_dagster.state.operations.catalog.epochs import JobReadings, figures_of, read_epochs
+from arroyo_dagster.state.operations.catalog.footers import answers_about, job_age
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import JobSummary, summarise_job
+from arroyo_dagster.state.operations.catalog.jobs import summarise_job
 from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
-from arroyo_dagster.state.operations.verify.audit import AuditOptions, audit_jobs, last_audits
-from arroyo_dagster.state.planning.health_checks.facts import HealthFacts, TableAtEpoch
-from arroyo_dagster.state.planning.rules import JobHealth, judge_audit, judge_job, not_judged
+from arroyo_dagster.state.operations.verify.audit import audit_jobs
+from arroyo_dagster.state.planning.health_checks.facts import (
+    HealthFacts,
+    files_of,
+    known_epochs,
+    suffices,
+)
+from arroyo_dagster.state.planning.rules import (
+    JobHealth,
+    judge_job,
+    judge_verified,
+    not_reached,
+    unreadable_job,
+)
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 EPOCHS = 200
 """How many of the newest epochs of a job show what is usual."""
+
+
+def job_health(
+    store: ObjectStore,
+    paths: JobPaths,
+    facts: JobAnswer | None,
+    limits: HealthLimits,
+    *,
+    history: Sequence[EpochFigures] = (),
+    now_micros: int,
+    readings: JobReadings | None = None,
+) -> JobHealth:
+    """Apply the rules that metadata and footers suffice for to one job.
+
+    What is usual shows in the epochs of the store and of the history; of an epoch in both, the
+    store's numbers count. If the history suffices, only the two newest epochs are read.
+
+    Args:
+        facts: what the sources of the job's status answer; None = they are not asked.
+        history: numbers of earlier epochs, in any order, for example of expired ones.
+        now_micros: the time of the check, since 1970 in UTC.
+
+    Returns:
+        The result; if the job cannot be read, with the finding `health-unknown`.
+    """
+    given = readings or JobReadings()
+    summary = summarise_job(store, paths)
+    age = job_age(store, summary, facts)
+    try:
+        backend, checkpoint = ParquetBackend(store, paths), summary.newest
+        newest = summary.newest_epoch
+        pins = backend.job_pins()
+        present = [one for one in backend.epochs() if newest is not None and one <= newest]
+        moved = list_quarantines(store, paths) if pins.quarantines else []
+        journal = check_journal(store, paths, NEWEST)
+        recorded = {one.epoch for one in history} if suffices(history) else set()
+        recent = present[-2:-1] if recorded else present[-EPOCHS:-1]
+        read = read_epochs(store, paths, recent, given.on_progress)
+        if checkpoint is not None:
+            read[checkpoint.epoch] = checkpoint
+            recorded.discard(checkpoint.epoch)
+        stored = figures_of(store, read.values(), given, known=recorded)
+        footers = given.footers.read(store, checkpoint.paths if checkpoint else ())
+        objects = given.objects
+        if objects is None:
+            objects = {info.path: info for info in store.list(paths.root)} if present else {}
+        kept = set(_beside_pins(present, pins.pinned)) - read.keys()
+        read |= read_epochs(store, paths, kept)
+    except ArroyoStateError as error:
+        return unreadable_job(age, now_micros, error.message)
+    judged = HealthFacts(
+        age=age,
+        now_micros=now_micros,
+        epochs=known_epochs(stored, history)[-EPOCHS:],
+        present=present,
+        files=list(files_of(checkpoint, footers)) if checkpoint else (),
+        checkpoint=checkpoint,
+        pins=pins,
+        stored_bytes=sum(info.size_bytes for path, info in objects.items() if is_data_file(path)),
+        pinned_bytes=_pinned_bytes(read, pins.pinned, objects),
+        quarantined_bytes=sum(copy.size_bytes for _, copies in moved for copy in copies),
+        journal=journal,
+    )
+    return judge_job(judged, limits)
+
+
+def _beside_pins(present: Sequence[Epoch], pinned: frozenset[Epoch]) -> list[Epoch]:
+    """Return the pinned epochs with those before and after each that are not pinned.
+
+    An epoch lists a file until it is merged or expires, so one of these lists it if any epoch does.
+    """
+    if not pinned:
+        return []
+    others = [epoch for epoch in present if epoch not in pinned]
+    places = {bisect_left(others, epoch) for epoch in present if epoch in pinned}
+    beside = {others[at] for place in places for at in (place - 1, place) if 0 <= at < len(others)}
+    return sorted(beside | (pinned & set(present)))
+
+
+def _pinned_bytes(
+    read: Mapping[Epoch, Checkpoint | ArroyoStateError],
+    pinned: frozenset[Epoch],
+    objects: Mapping[StatePath, ObjectInfo],
+) -> int:
+    """Return the size of the files that only pinned epochs list."""
+    listed: dict[bool, set[StatePath]] = {True: set(), False: set()}
+    for epoch, checkpoint in read.items():
+        if isinstance(checkpoint, Checkpoint):
+            listed[epoch in pinned].update(checkpoint.paths)
+    only = listed[True] - listed[False]
+    return sum(objects[path].size_bytes for path in only if path in objects)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,151 +141,79 @@ class HealthOptions:
     """How the health of jobs is checked.
 
     Attributes:
-        earlier: as of `RefreshOptions`.
-        on_progress: called after each job; for a single job, as `refresh` calls it.
+        depth: also verify each job within a budget; None = only metadata and footers are read.
+        history: of jobs, as `job_health` takes it.
         unreadable: why directories below the URL could not be listed, by path.
+        on_progress: called after each job; for a single job, as in `JobReadings`.
     """
 
-    earlier: EarlierCatalogue | None = None
-    on_progress: OnProgress = no_progress
+    depth: AuditSettings | None = None
+    history: Mapping[JobPaths, Sequence[EpochFigures]] = field(default_factory=dict)
     unreadable: Mapping[str, ArroyoStateError] = field(default_factory=dict)
+    on_progress: OnProgress = no_progress
 
 
 def check_health(
     store: ObjectStore,
-    catalogue: ObjectStore,
     jobs: Sequence[JobPaths],
     directory: JobDirectory,
     limits: HealthLimits,
     options: HealthOptions | None = None,
 ) -> list[JobHealth]:
-    """Bring the catalogue of jobs up to date, and apply all health checks to them.
+    """Apply the health checks to jobs, in their order.
 
-    A job that cannot be judged is a finding, and so is a directory that cannot be listed.
+    A job that cannot be judged is a finding, hides no other, and so does a directory that cannot be
+    listed; these come last. A job that the budget of a verification does not reach is a finding.
     """
     chosen = options or HealthOptions()
-    report = chosen.on_progress
     now_micros = wall_clock()
-    summaries = concurrently(lambda paths: summarise_job(store, paths), jobs)
-    ages = ages_of(store, summaries, directory)
+    reports = chosen.on_progress if len(jobs) == 1 else no_progress
+    count = counter(chosen.on_progress, "checked jobs", len(jobs), ProgressUnit.JOBS)
 
-    count = counter(report, "checked jobs", len(jobs), ProgressUnit.JOBS)
-
-    def judge(job: tuple[JobSummary, JobAge]) -> JobHealth:
-        summary, age = job
-        refreshing = RefreshOptions(
-            max_new_epochs=EPOCHS,
-            earlier=chosen.earlier,
-            newest=summary.newest if summary.problem is None else None,
-            on_progress=report if len(jobs) == 1 else no_progress,
-        )
+    def judge(job: tuple[JobPaths, JobAnswer | None]) -> JobHealth:
+        paths, answer = job
         try:
-            history = refresh(store, catalogue, summary.paths, refreshing).history
-            pins = ParquetBackend(store, summary.paths).job_pins()
-            moved = list_quarantines(store, summary.paths) if pins.quarantines else []
-            journal = check_journal(store, summary.paths, NEWEST)
-        except ArroyoStateError as error:
-            return not_judged(age, now_micros, error.message)
+            return job_health(
+                store,
+                paths,
+                answer,
+                limits,
+                history=chosen.history.get(paths, ()),
+                now_micros=now_micros,
+                readings=JobReadings(on_progress=reports),
+            )
         finally:
             count()
-        facts = _facts(history, summary, age, pins, now_micros)
-        quarantined = sum(copy.size_bytes for _, copies in moved for copy in copies)
-        facts = replace(facts, quarantined_bytes=quarantined, journal=journal)
-        return judge_job(facts, limits)
 
+    answers = answers_about(jobs, directory)
+    checked = concurrently(judge, list(zip(jobs, answers, strict=True)))
+    if chosen.depth is not None:
+        checked = _with_verified(store, jobs, checked, chosen.depth, chosen.on_progress)
     hidden = [
-        not_judged(JobAge(job=path), now_micros, error.message)
+        unreadable_job(JobAge(job=path), now_micros, error.message)
         for path, error in chosen.unreadable.items()
     ]
-    return [*concurrently(judge, list(zip(summaries, ages, strict=True))), *hidden]
+    return [*checked, *hidden]
 
 
-def _facts(
-    history: JobHistory,
-    summary: JobSummary,
-    age: JobAge,
-    pins: JobPins,
-    now_micros: int,
-) -> HealthFacts:
-    epochs = _of_one_job(history.epochs)[-EPOCHS:]
-    kept = {row.epoch for row in epochs if row.present}
-    files = [row for row in history.files if row.epoch in kept]
-    newest = max((row.epoch for row in files), default=None)
-    sizes = {row.path: row.size_bytes or 0 for row in files}
-    unpinned = {row.path for row in files if row.epoch not in pins.pinned}
-    return HealthFacts(
-        age=age,
-        now_micros=now_micros,
-        epochs=epochs,
-        tables=_tables(files),
-        files=[row for row in files if row.epoch == newest],
-        checkpoint=summary.newest,
-        pins=pins,
-        stored_bytes=sum(sizes.values()),
-        pinned_bytes=sum(size for path, size in sizes.items() if path not in unpinned),
-    )
-
-
-def _of_one_job(epochs: Sequence[EpochRow]) -> Sequence[EpochRow]:
-    """Return the epochs since a new job began under the name."""
-    start = next(
-        (at for at in range(len(epochs) - 1, 0, -1) if epochs[at].epoch <= epochs[at - 1].epoch), 0
-    )
-    return epochs[start:]
-
-
-def _tables(files: Sequence[FileRow]) -> list[TableAtEpoch]:
-    def key(row: FileRow) -> tuple[int, str, str]:
-        return row.epoch, row.operator, row.table
-
-    found = []
-    for (epoch, operator, table), group in groupby(sorted(files, key=key), key):
-        rows = list(group)
-        counts = [row.rows for row in rows if row.rows is not None]
-        found.append(
-            TableAtEpoch(
-                epoch=epoch,
-                operator=operator,
-                table=table,
-                files=len(rows),
-                size_bytes=sum(row.size_bytes or 0 for row in rows),
-                rows=sum(counts) if len(counts) == len(rows) else None,
-            )
-        )
-    return found
-
-
-def check_health_in_depth(
+def _with_verified(
     store: ObjectStore,
-    catalogue: ObjectStore,
     jobs: Sequence[JobPaths],
-    directory: JobDirectory,
-    limits: HealthLimits,
+    checked: Sequence[JobHealth],
     depth: AuditSettings,
-    options: HealthOptions | None = None,
-) -> tuple[list[JobHealth], int]:
-    """Apply all rules to jobs: `check_health`, and an audit of as many as the budget allows.
+    on_progress: OnProgress,
+) -> list[JobHealth]:
+    """Return the health of jobs with what a verification of as many as possible says of them."""
+    run = audit_jobs(store, jobs, depth, on_progress=on_progress)
+    verified = {one.job: judge_verified(one) for one in run.done}
+    now_micros = wall_clock()
 
-    Returns:
-        The results, and the number of jobs that the budget did not reach.
-    """
-    chosen = options or HealthOptions()
-    found = check_health(store, catalogue, jobs, directory, limits, chosen)
-    auditing = AuditOptions(earlier=chosen.earlier, on_progress=chosen.on_progress)
-    run = audit_jobs(store, catalogue, jobs, depth, auditing)
-    failed: dict[str, ArroyoStateError] = {one.root: error for one, error in run.failed.items()}
-    roots = {str(paths.root) for paths in jobs}
-    audited, now_micros = last_audits(catalogue, jobs), wall_clock()
+    def whole(paths: JobPaths, health: JobHealth) -> JobHealth:
+        if paths in run.failed:
+            if any(verdict.errors for verdict in health.verdicts.values()):
+                return health
+            problem = run.failed[paths].message
+            return health.with_verified(unreadable_job(JobAge(job=paths.root), now_micros, problem))
+        return health.with_verified(verified.get(paths.root) or not_reached(paths.root, now_micros))
 
-    def whole(health: JobHealth) -> JobHealth:
-        error = failed.get(health.job)
-        if error is None and health.job in roots:
-            last = audited.get(health.job)
-            deep = judge_audit(health.job, last, now_micros, depth.recent_micros)
-        elif error is None or any(one and one.errors for one in health.verdicts.values()):
-            return health
-        else:
-            deep = not_judged(JobAge(job=health.job), now_micros, error.message)
-        return replace(health, verdicts={**health.verdicts, **deep.verdicts})
-
-    return [whole(one) for one in found], len(run.left)
+    return [whole(paths, health) for paths, health in zip(jobs, checked, strict=True)]

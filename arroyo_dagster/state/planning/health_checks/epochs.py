@@ -1,41 +1,47 @@
 """Health checks of a job's epochs in time: overdue, slow, missing, stalled, not committed.
 
-Each function returns its findings, or None if the facts do not suffice for a judgement.
+Each function returns its findings, or why the facts do not suffice for a judgement.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise, takewhile
+from statistics import median
 
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.units import format_micros
 from arroyo_dagster.state.planning.health_checks.facts import (
-    LEAST_HISTORY,
+    NO_EPOCH,
     Found,
     HealthFacts,
-    usual,
+    missing_evidence,
 )
 from arroyo_dagster.state.planning.verify.findings import error, warning
+from arroyo_dagster.state.planning.verify.fleet import failed_job
 
 _HOUR = 3_600_000_000
 _SLOW_EPOCHS = 3
+_STALLED_EPOCHS = 10
 _GAPS_NAMED = 3
 
 
 def newest_epoch_readable(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job whose newest epoch cannot be read. Other checks do not judge it."""
     if facts.age.problem is None:
-        return None if facts.age.epoch is None else []
+        return NO_EPOCH if facts.age.epoch is None else []
     step = "verify the job: `arroyo-state verify` says what is damaged, and where to go back to"
     return [error("newest-epoch-unreadable", facts.job, facts.age.problem, step)]
 
 
 def epochs_on_time(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find a job whose next epoch is overdue by its usual interval."""
+    """Find a job that failed, or whose next epoch is overdue by its usual interval."""
+    if facts.age.condition is JobCondition.FAILED:
+        return [failed_job(facts.age)]
+    if reason := facts.idle or missing_evidence([epoch.finished_micros for epoch in facts.epochs]):
+        return reason
     interval = facts.interval_micros
-    if interval is None or not facts.running:
-        return None
     age = facts.age.age_micros(facts.now_micros)
     allowed = max(limits.overdue_intervals * interval, limits.overdue_micros)
     if age is None or age <= allowed:
@@ -50,37 +56,41 @@ def epochs_on_time(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 def watermark_advances(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a watermark that stands still, or falls ever further behind."""
-    rows = [
-        (row.watermark_micros, row.finished_micros)
-        for row in facts.readable
-        if row.watermark_micros is not None and row.finished_micros is not None
+    if facts.idle is not None:
+        return facts.idle
+    marks = [
+        (epoch.watermark_micros, epoch.finished_micros)
+        for epoch in facts.epochs
+        if epoch.watermark_micros is not None
     ]
-    if len(rows) <= LEAST_HISTORY or not facts.running:
-        return None
-    watermark, finished = rows[-1]
-    same = list(takewhile(lambda row: row[0] == watermark, reversed(rows)))
+    if not marks:
+        return "no epoch has a watermark"
+    watermark, finished = marks[-1]
+    same = list(takewhile(lambda mark: mark[0] == watermark, reversed(marks)))
     span = finished - same[-1][1]
-    if len(same) > LEAST_HISTORY and span >= limits.stalled_micros:
+    if len(same) > _STALLED_EPOCHS and span >= limits.stalled_micros:
         evidence = f"its watermark has not moved for {len(same)} epochs, {format_micros(span)}"
         step = "look for an idle partition of a source, or a source without new events"
         return [warning("watermark-stalled", facts.job, evidence, step)]
-    lags = [end - mark for mark, end in rows]
-    before = usual(lags[:-1])
-    if before is not None and lags[-1] > max(_HOUR, limits.unusual_factor * before):
-        evidence = (
-            f"its watermark is {format_micros(lags[-1])} behind; usually "
-            f"{format_micros(max(0, before))}"
-        )
-        step = "look for backpressure and for a source that lags; raise the job's parallelism"
-        return [warning("watermark-behind", facts.job, evidence, step)]
-    return []
+    if reason := missing_evidence([end for _, end in marks[:-1]]):
+        return reason
+    lags = [end - mark for mark, end in marks]
+    before = median(lags[:-1])
+    if lags[-1] <= max(_HOUR, limits.unusual_factor * before):
+        return []
+    evidence = (
+        f"its watermark is {format_micros(lags[-1])} behind; usually "
+        f"{format_micros(max(0, before))}"
+    )
+    step = "look for backpressure and for a source that lags; raise the job's parallelism"
+    return [warning("watermark-behind", facts.job, evidence, step)]
 
 
 def no_epoch_missing(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find gaps between present epochs that no pin explains."""
-    present = [row.epoch for row in facts.epochs if row.present]
+    present = facts.present
     if len(present) < 2:
-        return None
+        return "the store has fewer than two epochs of the job"
     pinned = facts.pins.ever_pinned
     gaps = [
         (one + 1, later - 1)
@@ -101,12 +111,16 @@ def no_epoch_missing(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 def durations_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job whose latest checkpoints all take much longer than usual."""
-    durations = [row.duration_micros for row in facts.readable if row.duration_micros is not None]
-    latest, earlier = durations[-_SLOW_EPOCHS:], durations[:-_SLOW_EPOCHS]
-    before = usual(earlier)
-    if before is None:
-        return None
-    fastest = min(latest)
+    known = [
+        (epoch.finished_micros, epoch.duration_micros)
+        for epoch in facts.epochs
+        if epoch.duration_micros is not None
+    ]
+    latest, earlier = known[-_SLOW_EPOCHS:], known[:-_SLOW_EPOCHS]
+    if reason := missing_evidence([finished for finished, _ in earlier]):
+        return reason
+    before = median(duration for _, duration in earlier)
+    fastest = min(duration for _, duration in latest)
     if fastest <= max(limits.slow_micros, limits.unusual_factor * before):
         return []
     evidence = (
@@ -119,11 +133,11 @@ def durations_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 def commits_finish(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find an epoch whose commit is not finished although it should be."""
-    newest = facts.newest
-    if newest is None or newest.finished_micros is None:
-        return None
-    age = facts.now_micros - newest.finished_micros
-    if newest.state != CheckpointState.COMMITTING.value or age <= limits.commit_micros:
+    newest = facts.checkpoint
+    if newest is None:
+        return NO_EPOCH
+    age = facts.now_micros - newest.finish_time_micros
+    if newest.state is not CheckpointState.COMMITTING or age <= limits.commit_micros:
         return []
     evidence = f"epoch {newest.epoch} has been committing for {format_micros(age)}"
     step = "start the job: it repeats the commit; its sinks' output is incomplete until then"

@@ -2,52 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 
-from arroyo_dagster.state.model.catalog import EpochRow, FileRow
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import JobPins
+from arroyo_dagster.state.model.health import EpochFigures, TableFigures
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
+from arroyo_dagster.state.model.units import format_micros
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, ordered_operators
+from arroyo_dagster.state.planning.verify.checks import StoredFile
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 
-Found = list[Finding] | None
-"""The findings of a check on one job; None if the facts do not suffice for a judgement."""
+Found = list[Finding] | str
+"""The findings of a rule on one job; a text says why the facts do not suffice for a judgement."""
 
-LEAST_HISTORY = 10
-"""Fewer epochs do not show what is usual for a job."""
+LEAST_EPOCHS = 20
+LEAST_MICROS = 3_600_000_000
+"""What is usual for a job shows in so many epochs, finished within this time or longer."""
+
+NO_EPOCH = "no epoch of the job can be read"
+NO_FILES = "the newest epoch of the job lists no files, or cannot be read"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableAtEpoch:
-    """The sums over the files that one table of one operator lists at one epoch.
+class FileAtEpoch:
+    """A data file in the list of one table of one operator, with the facts of its footer.
 
     Attributes:
-        rows: None if the rows of a file are unknown.
+        parallelism: of the operator.
+        expiring: whether the table is an expiring time-key table, whose files have key ranges.
+        rows, size_bytes, columns: None if its footer cannot be read.
+        columns: name and type of each, in order.
     """
 
-    epoch: int
     operator: str
+    parallelism: int
     table: str
-    files: int
-    size_bytes: int
-    rows: int | None
+    expiring: bool
+    path: StatePath
+    rows: int | None = None
+    size_bytes: int | None = None
+    columns: str | None = None
+    min_routing_key: int | None = None
+    max_routing_key: int | None = None
+    max_timestamp_micros: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthFacts:
-    """What the catalogue and the newest epoch of a job show.
+    """What the store and the given history show of a job.
 
     Attributes:
         now_micros: the time of the check.
-        epochs: the latest catalogued epochs, ascending, expired ones included.
-        tables: of the epochs that are present, ascending.
-        files: of the newest catalogued epoch.
+        epochs: the numbers of epochs, ascending by epoch; some may have expired.
+        present: the epochs that the store has, ascending.
+        files: of the newest epoch, in replay order.
         checkpoint: the newest epoch; None if it cannot be read.
-        stored_bytes: the size of all files that present epochs list.
+        stored_bytes: the size of all data files below the job's directory.
         pinned_bytes: the size of the files that only pinned epochs list.
         quarantined_bytes: the size of what was moved to quarantine.
         journal: the findings on its newest runs of gc.
@@ -55,9 +71,9 @@ class HealthFacts:
 
     age: JobAge
     now_micros: int
-    epochs: Sequence[EpochRow] = ()
-    tables: Sequence[TableAtEpoch] = ()
-    files: Sequence[FileRow] = ()
+    epochs: Sequence[EpochFigures] = ()
+    present: Sequence[int] = ()
+    files: Sequence[FileAtEpoch] = ()
     checkpoint: Checkpoint | None = None
     pins: JobPins = field(default_factory=JobPins)
     stored_bytes: int = 0
@@ -71,20 +87,19 @@ class HealthFacts:
         return self.age.job
 
     @property
-    def running(self) -> bool:
-        """Whether the job should write epochs: it neither rests nor failed, as far as known."""
-        return self.age.resting is None and self.age.finished_micros is not None
+    def idle(self) -> str | None:
+        """Why the job need not write epochs; None if it should, as far as known."""
+        if self.age.finished_micros is None:
+            return NO_EPOCH
+        return None if self.age.resting is None else f"the job is {self.age.resting}"
 
     @property
-    def readable(self) -> list[EpochRow]:
-        """The epochs whose metadata could be read and whose data was not deleted."""
-        left = CheckpointState.METADATA_ONLY.value
-        return [row for row in self.epochs if row.problem is None and row.state != left]
-
-    @property
-    def newest(self) -> EpochRow | None:
-        """The newest readable epoch that is present."""
-        return next((row for row in reversed(self.readable) if row.present), None)
+    def newest(self) -> EpochFigures | None:
+        """The numbers of the newest epoch; None if it cannot be read."""
+        if self.checkpoint is None or not self.epochs:
+            return None
+        last = self.epochs[-1]
+        return last if last.epoch == self.checkpoint.epoch else None
 
     @property
     def managed(self) -> bool:
@@ -94,41 +109,162 @@ class HealthFacts:
     @property
     def sizes(self) -> Mapping[StatePath, int]:
         """The sizes of the newest epoch's files, in bytes; 0 if unknown."""
-        return {StatePath(row.path): row.size_bytes or 0 for row in self.files}
+        return {file.path: file.size_bytes or 0 for file in self.files}
 
     @property
-    def interval_micros(self) -> float | None:
-        """The usual time between two epochs; None if too few are known."""
-        finished = [
-            (row.epoch, row.finished_micros)
-            for row in self.readable
-            if row.finished_micros is not None
-        ]
-        return usual(
-            [later[1] - one[1] for one, later in pairwise(finished) if later[0] == one[0] + 1]
+    def interval_micros(self) -> float:
+        """The usual time between two epochs, of two or more with `evidence`."""
+        return median(
+            (later.finished_micros - epoch.finished_micros) / (later.epoch - epoch.epoch)
+            for epoch, later in pairwise(self.epochs)
         )
 
-    def files_by_table(self) -> Mapping[tuple[str, str], list[FileRow]]:
+    def files_by_table(self) -> Mapping[tuple[str, str], list[FileAtEpoch]]:
         """Return the files of the newest epoch by operator and table."""
-        found: dict[tuple[str, str], list[FileRow]] = {}
-        for row in self.files:
-            found.setdefault((row.operator, row.table), []).append(row)
-        return found
+        tables: dict[tuple[str, str], list[FileAtEpoch]] = {}
+        for file in self.files:
+            tables.setdefault((file.operator, file.table), []).append(file)
+        return tables
 
-    def history_by_table(self) -> Iterator[tuple[str, TableAtEpoch, list[TableAtEpoch]]]:
+    def history_by_table(self) -> Iterator[tuple[str, TableFigures, list[TableFigures]]]:
         """Yield each table of the newest epoch with its name, and itself at the epochs before.
 
-        Tables with fewer than `LEAST_HISTORY` earlier epochs are left out.
+        Tables without enough earlier epochs are left out.
         """
-        found: dict[tuple[str, str], list[TableAtEpoch]] = {}
-        for one in self.tables:
-            found.setdefault((one.operator, one.table), []).append(one)
-        newest = max((one.epoch for one in self.tables), default=None)
-        for (operator, table), (*earlier, last) in found.items():
-            if last.epoch == newest and len(earlier) >= LEAST_HISTORY:
-                yield f"{operator}.{table}", last, earlier
+        newest = self.newest
+        for table in () if newest is None else newest.tables:
+            key = (table.operator, table.table)
+            earlier = [
+                (epoch.finished_micros, before)
+                for epoch in self.epochs[:-1]
+                for before in epoch.tables
+                if (before.operator, before.table) == key
+            ]
+            if missing_evidence([finished for finished, _ in earlier]) is None:
+                yield f"{table.operator}.{table.table}", table, [before for _, before in earlier]
 
 
-def usual(values: Sequence[float]) -> float | None:
-    """Return the median of at least `LEAST_HISTORY` values; None for fewer."""
-    return median(values) if len(values) >= LEAST_HISTORY else None
+def missing_evidence(finished: Sequence[int]) -> str | None:
+    """Return why epochs do not show what is usual; None if they do.
+
+    Args:
+        finished: when they were finished, by their metadata: times of objects change with every
+            copy.
+    """
+    span = max(finished) - min(finished) if finished else 0
+    if len(finished) >= LEAST_EPOCHS and span >= LEAST_MICROS:
+        return None
+    return (
+        f"{len(finished)} epochs are known, of {format_micros(span)}; what is usual shows in "
+        f"{LEAST_EPOCHS} epochs of an hour or more"
+    )
+
+
+def suffices(history: Sequence[EpochFigures]) -> bool:
+    """Return whether a history shows what is usual without the epochs that the store has."""
+    return missing_evidence([epoch.finished_micros for epoch in history if epoch.tables]) is None
+
+
+def known_epochs(
+    stored: Iterable[EpochFigures], history: Iterable[EpochFigures]
+) -> list[EpochFigures]:
+    """Return the epochs of both, ascending; of an epoch in both that of the store.
+
+    A job that began anew under its name counts from 1 again: epochs of a history that are newer
+    than the store's newest, or finished before an older epoch, are of its predecessor.
+    """
+    own = {epoch.epoch: epoch for epoch in stored}
+    by_epoch = {
+        epoch.epoch: epoch
+        for epoch in sorted(history, key=lambda epoch: epoch.finished_micros)
+        if not own or epoch.epoch < max(own)
+    }
+    known: list[EpochFigures] = []
+    for number, epoch in sorted((by_epoch | own).items()):
+        if number in own or not known or known[-1].finished_micros <= epoch.finished_micros:
+            known.append(epoch)
+    return known
+
+
+def files_of(
+    checkpoint: Checkpoint, stored: Mapping[StatePath, StoredFile]
+) -> Iterator[FileAtEpoch]:
+    """Yield the files that an epoch lists, by operator and table, in replay order.
+
+    Args:
+        stored: the facts of the files that exist.
+    """
+    for operator in ordered_operators(checkpoint):
+        for table, files in sorted(operator.tables.items()):
+            listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
+            ranges = {file.path: file for file in listed}
+            for path in files.paths:
+                footer, entry = stored.get(path), ranges.get(path)
+                whole = None if footer is None or footer.problem is not None else footer
+                yield FileAtEpoch(
+                    operator=operator.operator,
+                    parallelism=operator.parallelism,
+                    table=table,
+                    expiring=entry is not None,
+                    path=path,
+                    size_bytes=None if footer is None else footer.size_bytes,
+                    rows=None if whole is None else whole.rows,
+                    columns=None if whole is None else ", ".join(map(str, whole.columns)),
+                    min_routing_key=None if entry is None else entry.min_routing_key,
+                    max_routing_key=None if entry is None else entry.max_routing_key,
+                    max_timestamp_micros=None if entry is None else entry.max_timestamp_micros,
+                )
+
+
+def epoch_figures(
+    checkpoint: Checkpoint,
+    earlier: Collection[StatePath] | None,
+    stored: Mapping[StatePath, StoredFile],
+) -> EpochFigures:
+    """Add up the files that an epoch lists.
+
+    Args:
+        earlier: the data files that the epoch before it lists; None = unknown.
+        stored: the facts of the files that exist.
+    """
+    files = list(files_of(checkpoint, stored))
+    paths = list(dict.fromkeys(file.path for file in files))
+    if earlier is None and checkpoint.epoch == 1:
+        earlier = ()
+    new = None if earlier is None else [path for path in paths if path not in earlier]
+    rows = {file.path: file.rows for file in files}
+    return EpochFigures(
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        started_micros=checkpoint.start_time_micros,
+        finished_micros=checkpoint.finish_time_micros,
+        watermark_micros=job_watermark_micros(checkpoint),
+        files=len(paths),
+        size_bytes=_size(paths, stored),
+        rows=_sum(rows.values()),
+        new_files=None if new is None else len(new),
+        new_size_bytes=None if new is None else _size(new, stored),
+        tables=tuple(_tables(files)),
+    )
+
+
+def _tables(files: Iterable[FileAtEpoch]) -> Iterator[TableFigures]:
+    for (operator, table), group in groupby(files, lambda file: (file.operator, file.table)):
+        listed = list(group)
+        yield TableFigures(
+            operator=operator,
+            table=table,
+            files=len(listed),
+            size_bytes=sum(file.size_bytes or 0 for file in listed),
+            rows=_sum(file.rows for file in listed),
+        )
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    listed = list(counts)
+    known = [count for count in listed if count is not None]
+    return sum(known) if len(known) == len(listed) else None
+
+
+def _size(paths: Sequence[StatePath], stored: Mapping[StatePath, StoredFile]) -> int | None:
+    return _sum(stored[path].size_bytes if path in stored else None for path in paths)

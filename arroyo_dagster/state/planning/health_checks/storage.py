@@ -1,15 +1,23 @@
 """Health checks of the bytes of a job's epochs: read, written, stored and pinned.
 
-Each function returns its findings, or None if the facts do not suffice for a judgement.
+Each function returns its findings, or why the facts do not suffice for a judgement.
 """
 
 from __future__ import annotations
+
+from statistics import median
 
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import TableKind
 from arroyo_dagster.state.model.units import format_bytes, format_micros
-from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts, usual
+from arroyo_dagster.state.planning.health_checks.facts import (
+    NO_EPOCH,
+    NO_FILES,
+    Found,
+    HealthFacts,
+    missing_evidence,
+)
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.findings import warning
 
@@ -22,7 +30,7 @@ def journal_complete(facts: HealthFacts, limits: HealthLimits) -> Found:
 def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find expiring tables whose bytes are read by many subtasks in a restore."""
     if facts.checkpoint is None or not facts.files:
-        return None
+        return NO_FILES
     sizes = facts.sizes
     opened: dict[tuple[str, str], int] = {}
     listed: dict[tuple[str, str], set[StatePath]] = {}
@@ -47,13 +55,16 @@ def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
 def writes_changes_only(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job that writes most of its state again with every epoch."""
     shares = [
-        row.new_size_bytes / row.size_bytes
-        for row in facts.readable
-        if row.new_size_bytes is not None and row.size_bytes
+        (epoch.finished_micros, epoch.new_size_bytes / epoch.size_bytes)
+        for epoch in facts.epochs
+        if epoch.new_size_bytes is not None and epoch.size_bytes
     ]
-    share, newest = usual(shares), facts.newest
-    if share is None or newest is None or newest.size_bytes is None:
-        return None
+    if reason := missing_evidence([finished for finished, _ in shares]):
+        return reason
+    newest = facts.newest
+    if newest is None or newest.size_bytes is None:
+        return NO_EPOCH
+    share = median(share for _, share in shares)
     if newest.size_bytes < limits.small_table_bytes or 100 * share <= limits.write_percent:
         return []
     evidence = (
@@ -67,16 +78,15 @@ def stores_little_more(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job that stores many times the bytes of its newest epoch."""
     newest = facts.newest
     if newest is None or not newest.size_bytes:
-        return None
+        return NO_FILES
     if (
         facts.stored_bytes < limits.small_table_bytes
         or facts.stored_bytes <= limits.space_amplification * newest.size_bytes
     ):
         return []
-    kept = sum(row.present for row in facts.epochs)
     evidence = (
-        f"its {kept} epochs list {format_bytes(facts.stored_bytes)}; the newest one "
-        f"{format_bytes(newest.size_bytes)}"
+        f"its {len(facts.present)} epochs store {format_bytes(facts.stored_bytes)}; the newest one "
+        f"lists {format_bytes(newest.size_bytes)}"
     )
     step = "keep fewer epochs: `arroyo-state gc plan expire` shows what would be freed"
     return [warning("space-amplification", facts.job, evidence, step)]
@@ -85,7 +95,7 @@ def stores_little_more(facts: HealthFacts, limits: HealthLimits) -> Found:
 def epochs_expire(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job whose old epochs are never expired."""
     if not facts.age.epochs:
-        return None
+        return NO_EPOCH
     unpinned = facts.age.epochs - len(facts.pins.pinned)
     if unpinned <= limits.epochs:
         return []

@@ -1,27 +1,31 @@
 """Health checks of the tables of a job's newest epoch.
 
-Each function returns its findings, or None if the facts do not suffice for a judgement.
+Each function returns its findings, or why the facts do not suffice for a judgement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from arroyo_dagster.state.model.catalog import FileRow
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.keys import server_for_hash
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TableKind
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
 from arroyo_dagster.state.model.units import format_bytes, format_micros
-from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts
+from arroyo_dagster.state.planning.health_checks.facts import (
+    NO_FILES,
+    FileAtEpoch,
+    Found,
+    HealthFacts,
+    missing_evidence,
+)
 from arroyo_dagster.state.planning.restore.reads import plan_read
 from arroyo_dagster.state.planning.verify.findings import note, warning
 
 _LEAST_FILES = 50
-_EXPIRING = TableKind.EXPIRING_TIME_KEY.label
 
 
 def sizes_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find tables that are much larger than in any epoch before that is still present."""
+    """Find tables that are much larger than in any epoch before that is known."""
     history = list(facts.history_by_table())
     found = []
     for name, last, earlier in history:
@@ -33,11 +37,11 @@ def sizes_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
             )
             step = "compare its keys with the epochs before; look for a key that never expires"
             found.append(warning("table-grows", facts.job, evidence, step))
-    return found if history else None
+    return found if history else _no_history(facts)
 
 
 def row_counts_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find tables with much fewer rows than in any epoch before that is still present."""
+    """Find tables with much fewer rows than in any epoch before that is known."""
     history = list(facts.history_by_table())
     found = []
     for name, last, earlier in history:
@@ -52,13 +56,18 @@ def row_counts_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
             )
             step = "find out what removed them before older epochs expire: pin one that has them"
             found.append(warning("rows-dropped", facts.job, evidence, step))
-    return found if history else None
+    return found if history else _no_history(facts)
+
+
+def _no_history(facts: HealthFacts) -> str:
+    earlier = [epoch.finished_micros for epoch in facts.epochs[:-1] if epoch.tables]
+    return missing_evidence(earlier) or "each table of its newest epoch is new"
 
 
 def file_counts_low(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find tables with too many files: each is opened by a restore."""
     if not facts.files:
-        return None
+        return NO_FILES
     return [
         warning(
             "too-many-files",
@@ -74,7 +83,7 @@ def file_counts_low(facts: HealthFacts, limits: HealthLimits) -> Found:
 def file_sizes_useful(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find tables that consist of small files."""
     if not facts.files:
-        return None
+        return NO_FILES
     found = []
     for (operator, table), files in facts.files_by_table().items():
         small = sum((row.size_bytes or 0) < limits.small_file_bytes for row in files)
@@ -106,12 +115,12 @@ def routing_keys_balanced(facts: HealthFacts, limits: HealthLimits) -> Found:
             )
             step = "choose a key with more values, or add a salt to the frequent ones"
             found.append(warning("routing-keys-skewed", facts.job, evidence, step))
-    return found if judged else None
+    return found if judged else "no expiring table of several subtasks has enough rows"
 
 
-def _rows_by_subtask(files: Sequence[FileRow]) -> list[float]:
+def _rows_by_subtask(files: Sequence[FileAtEpoch]) -> list[float]:
     """Return the rows of an expiring table by subtask; a file of several counts evenly for each."""
-    if not files or files[0].table_kind != _EXPIRING:
+    if not files or not files[0].expiring:
         return []
     parallelism = files[0].parallelism
     rows = [0.0] * parallelism
@@ -128,12 +137,12 @@ def _rows_by_subtask(files: Sequence[FileRow]) -> list[float]:
 def columns_unchanged(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find expiring tables whose files do not all have the same columns."""
     if not facts.files:
-        return None
+        return NO_FILES
     # A managed job may add columns on purpose; Arroyo never does.
     found = []
     for (operator, table), files in facts.files_by_table().items():
         columns = list(dict.fromkeys(row.columns for row in files if row.columns is not None))
-        if files[0].table_kind != _EXPIRING or len(columns) < 2:
+        if not files[0].expiring or len(columns) < 2:
             continue
         evidence = (
             f"files of table {operator}.{table} have {len(columns)} different lists of columns; "
@@ -150,7 +159,7 @@ def columns_unchanged(facts: HealthFacts, limits: HealthLimits) -> Found:
 def retention_kept(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find expiring tables most of whose bytes are past their retention: a restore drops them."""
     if facts.checkpoint is None or not facts.files:
-        return None
+        return NO_FILES
     sizes = facts.sizes
     found = []
     for operator in facts.checkpoint.operators:
@@ -180,8 +189,8 @@ def retention_kept(facts: HealthFacts, limits: HealthLimits) -> Found:
 def timestamps_plausible(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find expiring tables with event times in the future: such rows stay for a long time."""
     newest = facts.newest
-    if newest is None or newest.finished_micros is None or not facts.files:
-        return None
+    if newest is None or not facts.files:
+        return NO_FILES
     latest = newest.finished_micros + limits.future_micros
     found = []
     for (operator, table), files in facts.files_by_table().items():

@@ -1,6 +1,6 @@
-"""What an audit finds beside a verification: older epochs, changed files, leftovers, hot keys.
+"""What an audit finds beside a verification: older epochs, leftovers, hot keys.
 
-Pure functions from a listing of a job and its catalogued epochs to findings.
+Pure functions from a listing of a job and its epochs to findings.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from arroyo_dagster.state.model.catalog import EpochRow, FileRow
+from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
     JobPaths,
@@ -21,7 +21,6 @@ from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.verify.findings import (
     Finding,
     either,
-    note,
     warning,
 )
 
@@ -29,38 +28,34 @@ _MINUTE = 60_000_000
 _HOUR = 60 * _MINUTE
 _FENCE_MARGIN = 10 * _MINUTE
 _HOT = 4
-_COPIED_FILES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object of a listing. `etag` and `modified_micros` are None if the store has none."""
+    """An object of a listing. `modified_micros` is None if the store has no times."""
 
     size_bytes: int
     modified_micros: int | None
-    etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFacts:
-    """What the catalogue and one listing show of a job. The catalogue was read first.
+    """What its epochs and one listing show of a job. The epochs were read first.
 
     Attributes:
-        epochs: the catalogued epochs that are present, ascending.
-        files: that they list.
-        complete: whether every present epoch is catalogued.
+        epochs: those that can be read, ascending; those that are metadata only list no files.
+        problems: why other epochs cannot be read.
+        complete: whether these are all epochs.
         listing: every object of the job.
-        before: the data files at the last audit; empty at the first.
         pinned: the pinned epochs.
         now_micros: the time of the audit.
     """
 
     paths: JobPaths
-    epochs: Sequence[EpochRow]
-    files: Sequence[FileRow]
+    epochs: Sequence[Checkpoint]
+    problems: Mapping[Epoch, str] = field(default_factory=dict)
     complete: bool
     listing: Mapping[StatePath, ListedObject]
-    before: Mapping[StatePath, ListedObject] = field(default_factory=dict)
     pinned: frozenset[Epoch] = frozenset()
     now_micros: int
 
@@ -73,30 +68,31 @@ class AuditFacts:
 def audit_findings(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
     """Yield what the facts show."""
     yield from _incomplete(facts)
-    yield from _changed(facts)
     yield from _off_chain(facts, settings)
     yield from _orphans(facts, settings)
 
 
 def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
     """Find epochs before the newest with missing or changed files. `verify` judges the newest."""
-    by_epoch: dict[int, list[FileRow]] = {}
-    for file in facts.files:
-        by_epoch.setdefault(file.epoch, []).append(file)
-    newest = max((row.epoch for row in facts.epochs), default=0)
-    kept = max((row.min_epoch or 0 for row in facts.epochs), default=0)
-    for row in facts.epochs:
-        root = _root_of(facts.paths, Epoch(row.epoch))
+    kept = max((epoch.min_epoch for epoch in facts.epochs), default=0)
+    lost = {
+        epoch.epoch: [path for path in epoch.paths if path not in facts.listing]
+        for epoch in facts.epochs
+    }
+    numbers = sorted({*lost, *facts.problems})
+    for number in numbers[:-1]:
+        root = _root_of(facts.paths, number)
         # Arroyo's cleanup deletes the files of epochs below its minimum before their metadata.
-        if row.epoch == newest or row.epoch < kept or root not in facts.listing:
+        if number < kept or root not in facts.listing:
             continue
-        gone = [one.path for one in by_epoch.get(row.epoch, ()) if one.path not in facts.listing]
-        if row.problem is None and not gone:
+        evidence, gone = facts.problems.get(number), lost.get(number)
+        if gone:
+            evidence = f"lists {len(gone)} files that do not exist, first {gone[0]}"
+        if evidence is None:
             continue
-        evidence = row.problem or f"lists {len(gone)} files that do not exist, first {gone[0]}"
+        pinned = number in facts.pinned
+        evidence = f"epoch {number} {evidence}" + ("; it is pinned" if pinned else "")
         step = "`arroyo-state sql @fate` says what became of them; do not go back to this epoch"
-        pinned = row.epoch in facts.pinned
-        evidence = f"epoch {row.epoch} {evidence}" + ("; it is pinned" if pinned else "")
         yield either(pinned, "older-epoch-incomplete", root, evidence, step)
 
 
@@ -104,45 +100,6 @@ def _root_of(paths: JobPaths, epoch: Epoch) -> StatePath:
     """Return the object that makes an epoch exist."""
     legacy = paths.layout is Layout.LEGACY
     return paths.legacy_metadata(epoch) if legacy else paths.epoch_record(epoch)
-
-
-def _changed(facts: AuditFacts) -> Iterator[Finding]:
-    """Find data files that were overwritten since the last audit although an epoch listed them."""
-    recorded: dict[str, int] = {}
-    times = {row.epoch: row.recorded_micros for row in facts.epochs}
-    for row in facts.files:
-        at = times.get(row.epoch)
-        if at is not None:
-            recorded[row.path] = min(at, recorded.get(row.path, at))
-    found: list[tuple[StatePath, str]] = []
-    same_size = compared = 0
-    for path, before in facts.before.items():
-        now = facts.listing.get(path)
-        if now is None or path not in recorded:
-            continue
-        compared += 1
-        later = now.modified_micros is None or now.modified_micros > recorded[path] + _MINUTE
-        if now == before or not later:
-            continue
-        same_size += now.size_bytes == before.size_bytes
-        found.append((path, _difference(before, now)))
-    step = "restore the file from a backup or an older version; no process may change it"
-    if found and same_size == len(found) and 2 * same_size > compared >= _COPIED_FILES:
-        evidence = (
-            f"{same_size} of {compared} files were written again with the same size: the job's "
-            "directory was copied or restored"
-        )
-        yield note("directory-copied", facts.job, evidence, "nothing to do if you copied it")
-        return
-    for path, what in found:
-        resized = facts.before[path].size_bytes != facts.listing[path].size_bytes
-        yield either(resized, "file-changed", path, f"{what} after an epoch listed it", step)
-
-
-def _difference(before: ListedObject, now: ListedObject) -> str:
-    if before.size_bytes != now.size_bytes:
-        return f"it had {before.size_bytes} bytes and has {now.size_bytes}"
-    return "it was written again"
 
 
 def _off_chain(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
@@ -171,7 +128,7 @@ def _off_chain(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
         )
         step = "find the process of the older generation and stop it: its checkpoints are lost work"
         yield warning("fenced-generation-writes", fenced[0], evidence, step)
-    refs = {row.ref for row in facts.epochs}
+    refs = {epoch.ref for epoch in facts.epochs}
     abandoned = [path for path in manifests if path not in refs]
     if facts.complete and len(abandoned) > settings.abandoned_attempts:
         evidence = (
@@ -186,7 +143,7 @@ def _orphans(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
     """Estimate the size of files that no epoch lists."""
     if not facts.complete:
         return
-    listed = {row.path for row in facts.files}
+    listed = {path for epoch in facts.epochs for path in epoch.paths}
     left = [
         one.size_bytes
         for path, one in facts.listing.items()

@@ -6,7 +6,7 @@ These are the quick checks, from listings and footers. The other modules of this
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -41,7 +41,6 @@ from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
 __all__ = [
     "ArrowColumn",
     "Columns",
-    "Figures",
     "Finding",
     "JobAge",
     "OperatorTable",
@@ -50,7 +49,6 @@ __all__ = [
     "Verdict",
     "config_findings",
     "every_job_recent",
-    "figures",
     "files_exist",
     "merged",
     "reading_of",
@@ -257,53 +255,6 @@ def _bound_findings(path: StatePath, stored: StoredFile, listed: TimeFile) -> It
             "would be dropped too early"
         )
         yield error("timestamps-outside", path, evidence, KEEP_AND_REPORT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """The amount of data that an epoch lists, in total and new since the epoch before it.
-
-    Attributes:
-        size_bytes, rows: None if a file is missing or not inspected; `rows` also if one is broken.
-        new_files, new_size_bytes: None if the epoch before is unknown.
-    """
-
-    files: int
-    new_files: int | None
-    size_bytes: int | None
-    new_size_bytes: int | None
-    rows: int | None
-
-
-def figures(
-    checkpoint: Checkpoint,
-    earlier: Collection[str] | None,
-    files: Mapping[StatePath, StoredFile],
-) -> Figures:
-    """Add up the files that an epoch lists.
-
-    Args:
-        earlier: the data files that the epoch before it lists; None = unknown.
-        files: the facts of the inspected files.
-    """
-    own = list(dict.fromkeys(checkpoint.paths))
-    if earlier is None and checkpoint.epoch == 1:
-        earlier = ()
-    new = None if earlier is None else [path for path in own if path not in earlier]
-    broken = any(path not in files or files[path].problem is not None for path in own)
-    return Figures(
-        files=len(own),
-        new_files=None if new is None else len(new),
-        size_bytes=_size(own, files),
-        new_size_bytes=None if new is None else _size(new, files),
-        rows=None if broken else sum(files[path].rows for path in own),
-    )
-
-
-def _size(paths: Sequence[StatePath], files: Mapping[StatePath, StoredFile]) -> int | None:
-    if any(path not in files for path in paths):
-        return None
-    return sum(files[path].size_bytes for path in paths)
 
 
 # ---- maintenance ---------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from arroyo_dagster.state.planning.verify.checks import (
     Severity,
     StoredFile,
     every_job_recent,
-    figures,
     files_exist,
     restorable,
 )
@@ -148,16 +147,6 @@ def test_a_table_without_its_configuration_is_an_error() -> None:
     wrong = {**configs, ROWS: TableConfig(config=GlobalKeyedConfig(table=ROWS))}
     at = checkpoint(configs=wrong)
     assert verdict_on(stored(), at) == (False, ["table-configuration"])
-
-
-# ---- figures -------------------------------------------------------------------------------------
-
-
-def test_what_is_not_known_is_not_a_number() -> None:
-    found = figures(checkpoint(), None, {GLOBAL: StoredFile(size_bytes=10, rows=1)})
-    assert (found.files, found.new_files, found.size_bytes, found.rows) == (2, None, None, None)
-    broken = figures(checkpoint(), None, stored(problem="broken"))
-    assert (broken.size_bytes, broken.rows) == (110, None)
 
 
 # ---- every_job_recent ----------------------------------------------------------------------------
