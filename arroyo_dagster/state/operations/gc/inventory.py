@@ -425,6 +425,7 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     # The objects of a copied job may all have the time of the copy.
     timed = any(written_with(roots.head, stored) for stored in head)
     edits = [one for one in found.maintenance if one.path.parent == paths.edits]
+    written = {one.path: one.modified_micros for one in found.metadata}
     for one, number, shared in epoch_directories(roots):
         listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
@@ -433,7 +434,8 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         own = [
             each.path
             for each in (*edits, *listed)
-            if not shared or not is_data_file(each.path) or written_with(one, each)
+            if not (shared and is_data_file(each.path))
+            or written_with(one, each, written.get(one.ref))
         ]
         named = NamedTables(
             epoch=one.epoch,

@@ -192,8 +192,7 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
     lost = list(roots.cut)
     if facts is not None:
         whole_from = max(whole_from, roots.job_pins.expired_below)
-    if not legacy and facts is not None:
-        lost += _lost_parent(roots, whole_from)
+        lost += () if legacy else _lost_parent(roots, whole_from)
     if roots.lost is not None:
         address = parse_manifest_path(roots.lost)
         number = head.epoch if address is None else address.epoch
@@ -250,13 +249,14 @@ def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
         yield from ((one, Epoch(number), shared) for number in sorted(numbers) if number > 0)
 
 
-def written_with(one: EpochRoot, stored: StoredObject) -> bool:
-    """Return whether an object was written while its epoch was, within a margin."""
-    return (
-        stored.modified_micros is not None
-        and one.start_time_micros - MARGIN_MICROS <= stored.modified_micros
-        and stored.modified_micros <= one.finish_time_micros + MARGIN_MICROS
-    )
+def written_with(one: EpochRoot, stored: StoredObject, by_micros: int | None = None) -> bool:
+    """Return whether an object was written while its epoch was, within a margin, and not later
+    than `by_micros`, when the store wrote the object that makes the epoch exist.
+    """
+    written, last = stored.modified_micros, one.finish_time_micros + MARGIN_MICROS
+    if written is None or (by_micros is not None and written > by_micros):
+        return False
+    return one.start_time_micros - MARGIN_MICROS <= written <= last
 
 
 def _directories(one: EpochRoot) -> set[Epoch]:

@@ -14,6 +14,7 @@ from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
     DAY_MICROS,
     GRACE_MICROS,
+    MARGIN_MICROS,
     SKEW_MICROS,
     EpochRoot,
     PlanKind,
@@ -48,6 +49,7 @@ from arroyo_dagster.state.planning.gc.orphans import (
     reason_of,
     standing_of,
 )
+from arroyo_dagster.state.planning.gc.reachability import written_with
 from arroyo_dagster.state.planning.gc.safety_checks import why_dead
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 
@@ -655,3 +657,27 @@ def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
         assert marker_path(one.ref) not in set(plan.records.paths) if not legacy else True
     if legacy:
         assert plan.epochs == ()  # fewer than eleven: Arroyo's own cleanup needs all of them
+
+
+@pytest.mark.parametrize(
+    ("later", "by", "expected"),
+    [
+        (0, None, True),
+        (MARGIN_MICROS, None, True),  # the clocks of the store and of the job may differ
+        (MARGIN_MICROS + 1, None, False),
+        (7, 7, True),
+        (7, 6, False),  # another run wrote it, after the metadata of this epoch
+        (-MARGIN_MICROS - 5, 0, True),
+        (-MARGIN_MICROS - 6, 0, False),
+    ],
+)
+def test_a_file_of_an_epoch_is_as_old_as_its_metadata(
+    later: int, by: int | None, expected: bool
+) -> None:
+    epoch = epoch_root(LEGACY, 1)
+    finished = epoch.finish_time_micros
+    stored = StoredObject(
+        path=data(LEGACY, 1), size_bytes=1, modified_micros=finished + later, etag=None
+    )
+    assert written_with(epoch, stored, None if by is None else finished + by) is expected
+    assert not written_with(epoch, replace(stored, modified_micros=None))
