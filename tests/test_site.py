@@ -205,8 +205,8 @@ def _entries() -> dict[str, str]:
 ROW = re.compile(r"^\| `([a-z0-9-]+)` \| [a-z, ]+ \| \S.+ \| \S.+ \|$", re.MULTILINE)
 """A finding that only `health` has, in the table of its kind."""
 WITHOUT_RULE = {
-    *("job-failed", "job-missing", "job-stands-still", "job-vanished", "never-checked"),
-    *("no-job", "root-missing", "less-than-forecast", "merge-differs"),
+    *("job-missing", "job-stands-still", "no-job", "root-missing"),
+    *("less-than-forecast", "merge-differs"),
 }
 """Findings of Dagster's fleet, which knows the jobs that there were, and of compactions."""
 

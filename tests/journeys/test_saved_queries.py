@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from arroyo_dagster.state.operations.query.state import StateCatalog
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.fleets import START, Written, protocol_job
 from tests.jobs import run_word_job
 
 
@@ -104,25 +105,37 @@ def test_watermarks_are_those_of_the_epochs(url: str, state: StateCatalog) -> No
         assert not found
 
 
-def test_growth_is_the_line_of_least_squares(url: str, state: StateCatalog) -> None:
-    for job in state.jobs():
-        expected = history(state, job.name, "tables")
-        rows = sql(url, "@growth", job.name, *("--param", "days=2", "--param", "epochs=99"))
-        rows = [row for row in rows if row["epochs"] > 1]
-        assert rows
-        for row in rows:
-            epochs = expected[names(row)]
-            days = [(one["at"] - epochs[-1]["at"]) / 86_400 for one in epochs]
-            slope = np.polyfit(days, [one["size_bytes"] for one in epochs], 1)[0]
-            assert row["size_bytes"] == epochs[-1]["size_bytes"]
-            assert row["bytes_per_day"] == pytest.approx(slope, rel=1e-2, abs=1)
-            forecast = max(0, row["size_bytes"] + 2 * row["bytes_per_day"])
-            assert row["forecast_bytes"] == pytest.approx(forecast, abs=1)
-        limit = rows[0]["size_bytes"] * 2
-        for row in sql(url, "@growth", job.name, "--param", f"limit_bytes={limit}"):
-            per_day = row["bytes_per_day"]
-            left = (limit - row["size_bytes"]) / per_day if (per_day or 0) > 0 else None
-            assert row["days_left"] == (None if left is None else pytest.approx(left))
+def growing(folder: Path, epochs: int, minutes: float) -> tuple[str, StateCatalog]:
+    """A job whose table grows by a file with each epoch."""
+    finished = count(START, round(minutes * 60_000_000))
+    Written(
+        open_store(str(folder)), protocol_job("words"), keep=epochs, now=lambda: next(finished)
+    ).epochs(epochs)
+    return str(folder), open_state(str(folder))
+
+
+def test_growth_is_the_line_of_least_squares(tmp_path: Path) -> None:
+    url, state = growing(tmp_path, 21, 4)
+    (epochs,) = history(state, "words/main", "tables").values()
+    days = [(one["at"] - epochs[-1]["at"]) / 86_400 for one in epochs]
+    slope = np.polyfit(days, [one["size_bytes"] for one in epochs], 1)[0]
+    limit = epochs[-1]["size_bytes"] * 2
+    words = ("--param", "days=2", "--param", f"limit_bytes={limit}")
+    (row,) = sql(url, "@growth", "main", *words)
+    assert (row["epochs"], row["size_bytes"]) == (21, epochs[-1]["size_bytes"])
+    assert row["bytes_per_day"] == pytest.approx(slope, rel=1e-2, abs=1)
+    assert row["forecast_bytes"] == pytest.approx(row["size_bytes"] + 2 * slope, rel=1e-2)
+    assert row["days_left"] == pytest.approx(row["size_bytes"] / row["bytes_per_day"])
+
+
+@pytest.mark.parametrize(("epochs", "minutes"), [(19, 10), (30, 2), (30, 1 / 60)])
+def test_growth_forecasts_nothing_from_less_than_an_hour_and_20_epochs(
+    tmp_path: Path, epochs: int, minutes: float
+) -> None:
+    url, _ = growing(tmp_path, epochs, minutes)
+    (row,) = sql(url, "@growth", "main", "--param", "limit_bytes=10")
+    assert row["epochs"] == epochs
+    assert [row[name] for name in ("bytes_per_day", "forecast_bytes", "days_left")] == [None] * 3
 
 
 def test_subtasks_own_the_rows_that_a_restore_loads(url: str, state: StateCatalog) -> None:

@@ -129,10 +129,6 @@ class SavedQuery:
             parallelism=None if parallelism == _NULL else int(parallelism),
         )
 
-    def over(self, values: Mapping[str, str]) -> str:
-        """Return the query over tables that have no job's name before them; errors as `bind`."""
-        return self._replaced(self._literals(values) | _tables(None, None))
-
     def _literals(self, values: Mapping[str, str]) -> dict[str, str]:
         by_name = {one.name: one for one in self.parameters}
         unknown = sorted(values.keys() - by_name.keys())

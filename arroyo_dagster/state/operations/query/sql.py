@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
-from arroyo_dagster.state.operations.query.metadata_rows import rows_frame
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES, find_metadata
 from arroyo_dagster.state.operations.query.names import (
     ROUTING,
@@ -202,28 +201,6 @@ class SqlCatalog:
             return self.table(name).to_polars(routing, self.state.parallelism)
         found = find_metadata(self.state, name, on_unreadable=self.on_unreadable)
         return found.to_polars(str(name))
-
-
-def saved_over(
-    name: str, table: str, rows: Sequence[Mapping[str, Any]], values: Mapping[str, str]
-) -> pl.DataFrame:
-    """Return the rows of a saved query over rows of its metadata tables that the caller has.
-
-    Args:
-        table: the metadata table.
-        rows: with the columns that the query uses; times in microseconds.
-        values: as `SqlCatalog.saved`; errors, too.
-    """
-    import polars as pl
-
-    used = {column for row in rows[:1] for column in row}
-    kinds = rows_frame(METADATA_TABLES[table].row, ()).schema
-    columns = {name: kind for name, kind in kinds.items() if not used or name in used}
-    frame = pl.DataFrame(rows, columns)
-    query = find_saved(name).over(values)
-    with _answering(query):
-        answer: pl.DataFrame = exact_answer({table: frame.lazy()}, query).collect()
-    return answer
 
 
 # ---- names in a query ----------------------------------------------------------------------------

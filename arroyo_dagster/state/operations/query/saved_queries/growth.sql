@@ -1,6 +1,6 @@
--- How the tables of a job grow, with a forecast along the line of least squares.
+-- How the tables of a job grow, with a forecast from 20 epochs or more, of an hour or more.
 -- JOB
--- :epochs integer 10 Compare this many of the newest epochs.
+-- :epochs integer 200 Compare this many of the newest epochs.
 -- :days number 30 Forecast the sizes after this many days.
 -- :limit_bytes integer null The size that a table may reach, for the days that are left until then.
 with points as (
@@ -13,17 +13,19 @@ with points as (
 ), sums as (
     select job, operator, "table", count(*) as epochs,
         max(case when age = 1 then size_bytes end) as size_bytes,
-        sum(day) as x, sum(size) as y, sum(day * size) as xy, sum(day * day) as xx
+        -min(day) as days, sum(day) as x, sum(size) as y, sum(day * size) as xy, sum(day * day) as xx
     from points
     group by job, operator, "table"
 ), slopes as (
     select *,
-        case when epochs * xx - x * x > 0 then round((epochs * xy - x * y) / (epochs * xx - x * x), 1) end
+        case when epochs >= 20 and days >= 1 / cast(24 as double) and epochs * xx - x * x > 0 then round((epochs * xy - x * y) / (epochs * xx - x * x), 1) end
             as bytes_per_day
     from sums
 )
 select job, operator, "table", epochs, size_bytes, bytes_per_day,
-    cast(round(greatest(size_bytes + bytes_per_day * :days, 0)) as bigint) as forecast_bytes,
+    case when bytes_per_day is not null
+        then cast(round(greatest(size_bytes + bytes_per_day * :days, 0)) as bigint) end
+        as forecast_bytes,
     case when bytes_per_day > 0 and :limit_bytes is not null
         then greatest((cast(:limit_bytes as bigint) - size_bytes) / bytes_per_day, 0) end
         as days_left
