@@ -1,32 +1,44 @@
 """`ArroyoStateComponent`: the definitions of one deployment, from a few lines of YAML."""
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import dagster as dg
+from dagster.components.utils.defs_state import (
+    DefsStateConfig,
+    DefsStateConfigArgs,
+    ResolvedDefsStateConfig,
+)
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import (
+    ArroyoOptions,
+    build_arroyo_definitions,
+    find_pipelines,
+)
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import as_variable
 from arroyo_dagster.orchestration.translator import (
-    ArroyoTableProps,
+    ArroyoAssetProps,
     DagsterArroyoTranslator,
     deployment_identifier,
 )
 from arroyo_dagster.orchestration.yaml.exports import Export
 from arroyo_dagster.orchestration.yaml.fields import (
-    MINUTE,
     BootstrappedState,
-    Checks,
+    Dataflows,
     ForkSettings,
+    LineageSection,
     Maintenance,
     Owner,
     ScheduleTimes,
     Sensor,
     Spark,
+    Verify,
     WindowSettings,
 )
 from arroyo_dagster.orchestration.yaml.model import (
@@ -37,16 +49,97 @@ from arroyo_dagster.orchestration.yaml.model import (
 )
 from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateScaffolder
 from arroyo_dagster.orchestration.yaml.texts import (
+    Duration,
     HttpUrl,
     Name,
     Options,
     Secret,
     Url,
+    seconds_of,
 )
 
 
+class Advanced(YamlModel):
+    """Everything that has a default, in one place."""
+
+    layout: Literal["auto", "legacy", "protocol"] = Field(
+        default="auto", description="Which jobs to show, by layout."
+    )
+    assume: dict[str, str] = Field(
+        default_factory=dict,
+        description="Assumed status by job or pipeline/job: stopped, running…; the API and the "
+        "database take precedence.",
+        examples=[{"payments/job_1": "stopped"}],
+    )
+    list_within: Duration = Field(
+        default="20s", description="The most time for the list of pipelines, when it is made."
+    )
+    list_cache: str | None = Field(
+        default=None,
+        description="The file of the last list of pipelines. Default: below DAGSTER_HOME.",
+        examples=["/var/lib/dagster/arroyo_pipelines.json"],
+    )
+    sensor: Sensor = Field(default_factory=Sensor, description="How much one tick does.")
+    verify: Verify = Field(
+        default_factory=Verify, description="When pipelines are verified, and what is reported."
+    )
+    schedules: ScheduleTimes = Field(
+        default_factory=ScheduleTimes, description="When to run what no event triggers."
+    )
+    maintenance: Maintenance = Field(
+        default_factory=Maintenance, description="How the schedules compact and delete state."
+    )
+    spark: Spark = Field(
+        default_factory=Spark, description="How to start Spark for maintenance. Default: locally."
+    )
+    window: WindowSettings | None = Field(
+        default=None,
+        description="Which running Arroyo jobs may be stopped, and when. Default: none.",
+    )
+    fork: ForkSettings | None = Field(
+        default=None,
+        description="Add `forked_state`: a pipeline takes the state of another one. Default: "
+        "without it.",
+    )
+    bootstrapped_state: BootstrappedState | None = Field(
+        default=None,
+        description="Add `bootstrapped_state`: a pipeline takes state that a function of yours "
+        "computes on Spark from stored events. Default: without it.",
+        examples=[{"function": "history:orders"}],
+    )
+    dataflows: Dataflows = Field(
+        default_factory=Dataflows, description="SDF dataflows: their states become assets."
+    )
+    private_columns: list[str] = Field(
+        default_factory=list,
+        description="Columns whose values are masked wherever values are shown, as column, "
+        "table.column, table.* or job.operator.table.column.field.",
+        examples=[["email", "orders.*"]],
+    )
+    exports: list[Export] = Field(
+        default_factory=list,
+        description="Tables that are exported to Parquet, Delta or Iceberg; each is an asset.",
+    )
+    owners: list[Owner] = Field(
+        default_factory=list,
+        description="Owners of all assets: team:NAME, or e-mail addresses.",
+        examples=[["team:streaming", "ann@example.com"]],
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict,
+        description="Tags of all assets.",
+        examples=[{"domain": "payments"}],
+    )
+    docs_url: HttpUrl | None = Field(
+        default=None,
+        description="Where your copy of the documentation site is served, for links to the "
+        "runbook.",
+        examples=["https://docs.example.com/arroyo-dagster"],
+    )
+
+
 @dg.scaffold_with(ArroyoStateScaffolder)
-class ArroyoStateComponent(dg.Component, YamlModel):
+class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
     """Inspect and maintain the state of the streaming jobs below one checkpoint URL."""
 
     checkpoint_url: Url = Field(
@@ -55,6 +148,16 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             "s3://bucket/checkpoints",
             "s3::https://minio.example.com:9000/bucket/checkpoints",
         ],
+    )
+    mode: Literal["view", "maintain"] = Field(
+        default="view",
+        description="view: report and verify. maintain: also compact, and expire old epochs.",
+    )
+    running: bool = Field(default=False, description="Start sensor and schedules as running.")
+    delete: bool = Field(
+        default=False,
+        description="With `mode: maintain`, delete old epochs. Without it, runs only show what "
+        "would be deleted.",
     )
     deployment: Name | None = Field(
         default=None,
@@ -76,9 +179,6 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "them, storage_options need no permission to delete.",
         examples=[{"secret_access_key": {"env": "S3_DELETE_SECRET"}}],
     )
-    layout: Literal["auto", "legacy", "protocol"] = Field(
-        default="auto", description="Which jobs to show, by layout."
-    )
     arroyo_api_url: HttpUrl | None = Field(
         default=None,
         description="Arroyo's REST API, as a source of job names and status.",
@@ -97,94 +197,26 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         "{env: NAME} if the URL holds a password.",
         examples=["/var/lib/arroyo/state.sqlite"],
     )
-    assume: dict[str, str] = Field(
-        default_factory=dict,
-        description="Assumed status by job or pipeline/job: stopped, running…; the API and the "
-        "database take precedence.",
-        examples=[{"payments/job_1": "stopped"}],
-    )
-    catalogue_url: Url | None = Field(
-        default=None,
-        description="Where the catalogue is stored, one place for all hosts. Default: below "
-        "DAGSTER_HOME. Required if Dagster's storage or run launcher serves several hosts.",
-        examples=["s3://bucket/arroyo-catalogue"],
-    )
-    catalogue_options: Options = Field(
-        default_factory=dict,
-        repr=False,
-        description="Options of the catalogue's store, in the form of storage_options.",
-        examples=[{"secret_access_key": {"env": "S3_SECRET"}}],
-    )
-    sensor_running: bool = Field(default=False, description="Start the sensor as running.")
-    sensor: Sensor = Field(default_factory=Sensor, description="How much one tick does.")
-    compaction_sensor: bool = Field(
-        default=False,
-        description="Add a sensor that requests compactions when there is enough to do, instead "
-        "of by the clock. It starts as running with sensor_running.",
-    )
-    schedules: ScheduleTimes = Field(
-        default_factory=ScheduleTimes, description="When to run what no event triggers."
-    )
-    maintenance: Maintenance = Field(
-        default_factory=Maintenance, description="How the schedules compact and delete state."
-    )
-    spark: Spark = Field(
-        default_factory=Spark, description="How to start Spark for maintenance. Default: locally."
-    )
-    window: WindowSettings | None = Field(
-        default=None,
-        description="Which running Arroyo jobs may be stopped, and when. Default: none.",
-    )
-    fork: ForkSettings | None = Field(
-        default=None,
-        description="Add the asset forked_state: a job of this deployment takes the state of "
-        "another one. Default: without it.",
-        examples=[{"nightly": {"source": "orders/main", "job": "staging/main", "window": True}}],
-    )
-    bootstrapped_state: BootstrappedState | None = Field(
-        default=None,
-        description="Add the asset bootstrapped_state: a job takes state that a function of yours "
-        "computes on Spark from stored events. Default: without it.",
-        examples=[{"function": "history:orders"}],
-    )
-    checks: Checks = Field(default_factory=Checks, description="Thresholds of the checks.")
-    dataflows: list[str] = Field(
+    gone: list[str] = Field(
         default_factory=list,
-        description="SDF dataflows whose states lie below the checkpoint URL: dataflow.yaml "
-        "files, relative to this file.",
-        examples=[["dataflow.yaml"]],
+        description="Jobs that were deleted on purpose, as job or pipeline/job: they leave the "
+        "definitions.",
+        examples=[["payments/job_1"]],
     )
-    private_columns: list[str] = Field(
-        default_factory=list,
-        description="Columns whose values are masked wherever values are shown, as column, "
-        "table.column, table.* or job.operator.table.column.field.",
-        examples=[["email", "orders.*"]],
+    freshness: Duration | None = Field(
+        default=None,
+        description="The maximum age of each pipeline's newest epoch, as a freshness policy. "
+        "Default: none; `healthy` knows which jobs are at rest.",
+        examples=["15m"],
     )
-    exports: list[Export] = Field(
-        default_factory=list,
-        description="Tables that are exported to Parquet, Delta or Iceberg; each is an asset.",
-        examples=[
-            [
-                {
-                    "name": "order_counts",
-                    "jobs": "shop/main",
-                    "operator": "count",
-                    "table": "counts",
-                    "target": "s3://lake/order_counts",
-                    "format": "delta",
-                }
-            ]
-        ],
+    lineage: LineageSection = Field(
+        default_factory=LineageSection,
+        description="Which sources and sinks of pipelines are shown, and under which keys.",
     )
-    owners: list[Owner] = Field(
-        default_factory=list,
-        description="Owners of all assets: team:NAME, or e-mail addresses.",
-        examples=[["team:streaming", "ann@example.com"]],
-    )
-    tags: dict[str, str] = Field(
-        default_factory=dict,
-        description="Tags of all assets.",
-        examples=[{"domain": "payments"}],
+    defs_state: ResolvedDefsStateConfig = Field(
+        default_factory=DefsStateConfigArgs.legacy_code_server_snapshots,
+        description="Where Dagster keeps the list of pipelines. Default: it is made when the code "
+        "server starts.",
     )
     translation: Annotated[
         TranslationFn[str] | None,
@@ -192,14 +224,11 @@ class ArroyoStateComponent(dg.Component, YamlModel):
     ] = Field(
         default=None,
         description="Changes to key, group, description, tags… of the assets; {{ table }} is the "
-        "asset's name.",
+        "asset's kind, such as checkpoint.",
         examples=[{"group_name": "streaming"}],
     )
-    docs_url: HttpUrl | None = Field(
-        default=None,
-        description="Where your copy of the documentation site is served, for links to the "
-        "runbook.",
-        examples=["https://docs.example.com/arroyo-dagster"],
+    advanced: Advanced = Field(
+        default_factory=Advanced, description="Everything else, each with its default."
     )
     _source: str | None = PrivateAttr(None)
 
@@ -230,7 +259,19 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         component._source = str(context.path if positions is None else positions.position)
         return component
 
-    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+    @property
+    def defs_state_config(self) -> DefsStateConfig:
+        """Return where Dagster keeps the list of pipelines."""
+        name = f"ArroyoStateComponent[{self.deployment or 'default'}]"
+        return DefsStateConfig.from_args(self.defs_state, default_key=name)
+
+    def write_state_to_path(self, state_path: Path) -> None:
+        """List the pipelines; where that fails, the last list stays, with the reason."""
+        state_path.write_text(self._listed().to_json())
+
+    def build_defs_from_state(
+        self, context: dg.ComponentLoadContext, state_path: Path | None
+    ) -> dg.Definitions:
         """Build what `build_arroyo_definitions` returns for these fields.
 
         Raises:
@@ -238,7 +279,10 @@ class ArroyoStateComponent(dg.Component, YamlModel):
         """
         try:
             self._check_deployment(context)
-            return self._definitions(context)
+            listed = PipelineList(self.checkpoint_url, problem=_NEVER_LISTED)
+            if state_path is not None:
+                listed = PipelineList.from_json(state_path.read_text(), str(state_path))
+            return self._definitions(context, listed)
         except (ArroyoStateError, dg.DagsterInvalidDefinitionError) as error:
             refuse(f"{self._source}: {error}" if self._source else str(error))
 
@@ -258,38 +302,54 @@ class ArroyoStateComponent(dg.Component, YamlModel):
     def _name(self) -> str | None:
         return None if self.deployment is None else deployment_identifier(self.deployment)
 
-    def _definitions(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+    def _listed(self) -> PipelineList:
+        return find_pipelines(
+            self._store().process_config_and_initialize(),
+            ArroyoDirectory(assume=self.advanced.assume).process_config_and_initialize(),
+            deployment=self.deployment,
+            list_within=seconds_of(self.advanced.list_within),
+            list_cache=self.advanced.list_cache,
+            gone=self.gone,
+        )
+
+    def _definitions(
+        self, context: dg.ComponentLoadContext, listed: PipelineList
+    ) -> dg.Definitions:
         from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs
 
-        store, session = self._store(), self.spark.session()
-        AssumedJobs(self.assume)  # what is wrong is known now, with the file and the line
+        more = self.advanced
+        store, session = self._store(), more.spark.session()
+        AssumedJobs(more.assume)  # what is wrong is known now, with the file and the line
         for resource in (store, session):
             resource.check_fields()
         return build_arroyo_definitions(
             store,
-            spark=session,
-            runner=self.spark.runner(session, self.maintenance.engine, store),
-            maintenance=self.maintenance.options(),
-            translator=_Translated(self.owners, self.tags, self.translation, self.docs_url),
+            pipelines=listed,
+            mode=self.mode,
+            running=self.running,
             deployment=self.deployment,
-            sensor=self.sensor.options(),
-            sensor_running=self.sensor_running,
-            compaction_sensor=self.compaction_sensor,
-            schedules=self.schedules.options(),
-            schedules_running=self.schedules.running,
-            recent=self.checks.recent_minutes * MINUTE,
-            health=self.checks.health.settings(),
-            audit=self.checks.audit.settings(),
-            dataflows=[context.path / one for one in self.dataflows],
-            sdf=self.checks.sdf(),
-            private_columns=self.private_columns,
-            directory=ArroyoDirectory(assume=self.assume),
-            window=None if self.window is None else self.window.options(),
-            exports=[one.settings() for one in self.exports],
-            fork=None if self.fork is None else self.fork.options(),
-            bootstrapped_state=None
-            if self.bootstrapped_state is None
-            else self.bootstrapped_state.function,
+            options=ArroyoOptions(
+                spark=session,
+                runner=more.spark.runner(session, more.maintenance.engine, store),
+                translator=_Translated(more, self.translation),
+                sensor=more.sensor.options(),
+                verify=more.verify.options(),
+                schedules=more.schedules.options(),
+                maintenance=more.maintenance.options(delete=self.delete, gone=self.gone),
+                waiting_limit=seconds_of(more.verify.waiting_limit),
+                freshness=None if self.freshness is None else seconds_of(self.freshness),
+                lineage=self.lineage.options(),
+                directory=ArroyoDirectory(assume=more.assume),
+                window=None if more.window is None else more.window.options(),
+                exports=[one.settings() for one in more.exports],
+                fork=None if more.fork is None else more.fork.options(),
+                bootstrapped_state=None
+                if more.bootstrapped_state is None
+                else more.bootstrapped_state.function,
+                dataflows=[context.path / file for file in more.dataflows.files],
+                sdf=more.dataflows.options(),
+                private_columns=more.private_columns,
+            ),
         )
 
     def _store(self) -> ArroyoStateStore:
@@ -297,37 +357,30 @@ class ArroyoStateComponent(dg.Component, YamlModel):
             checkpoint_url=self.checkpoint_url,
             storage_options=self.storage_options,
             delete_options=self.delete_options,
-            layout=self.layout,
-            catalogue_url=self.catalogue_url,
-            catalogue_options=self.catalogue_options,
+            layout=self.advanced.layout,
             arroyo_api_url=self.arroyo_api_url,
             arroyo_api_token=as_variable(self.arroyo_api_token),
             arroyo_database=as_variable(self.arroyo_database),
         )
 
 
-ArroyoStateScaffolder.component = ArroyoStateComponent
+_NEVER_LISTED = (
+    "the pipelines were never listed. Next: run `dg utils refresh-defs-state`, and reload the "
+    "definitions"
+)
 
 
 class _Translated(DagsterArroyoTranslator):
     """The default names with owners and tags, changed as the YAML says under `translation`."""
 
-    def __init__(
-        self,
-        owners: list[str],
-        tags: dict[str, str],
-        translation: TranslationFn[str] | None,
-        docs_url: str | None,
-    ) -> None:
-        self._owners = owners
-        self._tags = tags
+    def __init__(self, more: Advanced, translation: TranslationFn[str] | None) -> None:
+        self._more = more
         self._translation = translation
-        self._docs_url = docs_url
 
     def docs_url(self) -> str | None:
-        return self._docs_url
+        return self._more.docs_url
 
-    def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
+    def get_asset_spec(self, props: ArroyoAssetProps) -> dg.AssetSpec:
         spec = super().get_asset_spec(props)
-        spec = spec.merge_attributes(owners=self._owners, tags=self._tags)
+        spec = spec.merge_attributes(owners=self._more.owners, tags=self._more.tags)
         return spec if self._translation is None else self._translation(spec, props.table)

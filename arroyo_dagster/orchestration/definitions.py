@@ -36,7 +36,9 @@ from arroyo_dagster.orchestration.gc.assets import (
 from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
 from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
 from arroyo_dagster.orchestration.requests import (
+    Due,
     clock_schedule,
+    due_by_backlog,
     due_schedule,
     maintenance_tags,
 )

@@ -1,4 +1,4 @@
-"""The checkpoint of each pipeline between its sources and its sinks, as assets outside of Dagster."""
+"""The checkpoint of each pipeline between its sources and sinks, which Dagster does not make."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

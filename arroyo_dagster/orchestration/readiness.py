@@ -10,7 +10,7 @@ import dagster as dg
 from dagster import DagsterInstance
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.catalog.sensor import decode_cursor, decode_poll
+from arroyo_dagster.orchestration.sensor import decode_cursor, decode_poll
 from arroyo_dagster.redaction import redact_text
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
 from arroyo_dagster.state.planning.polling import (

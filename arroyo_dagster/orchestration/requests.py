@@ -1,4 +1,4 @@
-"""Schedules that request one run for the pipelines that are due, and none while one is unfinished."""
+"""Schedules that request one run for the pipelines that are due, unless one is unfinished."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ def due_by_backlog(
     most: int,
     retry_after: float,
 ) -> Due:
-    """Return what finds the pipelines with the largest backlog, from the store and never from events.
+    """Return what finds the pipelines with the largest backlog, from the store, never from events.
 
     A pipeline that cannot be read has none here: its check says why. One that failed is not due
     again before `retry_after` seconds.

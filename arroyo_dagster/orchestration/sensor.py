@@ -29,9 +29,11 @@ from arroyo_dagster.orchestration.translator import CHECKPOINT, Names
 from arroyo_dagster.orchestration.verify.history import FIGURES
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.health import EpochFigures
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.health_checks.facts import epoch_figures
 from arroyo_dagster.state.planning.polling import (
     TICK_SECONDS,
     Requests,
@@ -39,7 +41,6 @@ from arroyo_dagster.state.planning.polling import (
     sweep,
 )
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
-from arroyo_dagster.state.planning.verify.checks import Figures, figures
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.changes import FleetChanges, FleetCursor
@@ -233,8 +234,8 @@ class _Tick:
     def _event(
         self, key: dg.AssetKey, job: "JobChanges", checkpoint: Checkpoint
     ) -> dg.AssetMaterialization:
-        before = None if job.before is None or job.passed_over else set(job.before.paths)
-        amounts = figures(checkpoint, before, self._facts(job, checkpoint))
+        before = None if job.before is None or job.passed_over else frozenset(job.before.paths)
+        amounts = epoch_figures(checkpoint, before, self._facts(job, checkpoint))
         metadata = checkpoint_metadata(checkpoint, amounts)
         metadata["arroyo/new_epochs"] = len(job.checkpoints) + job.passed_over
         page = self.resource.arroyo_page(job.paths, managed=checkpoint.progress is not None)
@@ -320,8 +321,8 @@ def data_version(checkpoint: Checkpoint) -> str:
     return f"g{checkpoint.worker_generation or 0}:e{checkpoint.epoch}"
 
 
-def checkpoint_metadata(checkpoint: Checkpoint, amounts: Figures) -> dict[str, Any]:
-    """Return what is shown of one epoch: numbers, which Dagster plots; unknown ones are left out."""
+def checkpoint_metadata(checkpoint: Checkpoint, amounts: EpochFigures) -> dict[str, Any]:
+    """Return what is shown of one epoch: numbers, which Dagster plots, without unknown ones."""
     finished, watermark = checkpoint.finish_time_micros, job_watermark_micros(checkpoint)
     return known(
         {

@@ -1,4 +1,4 @@
-"""The key, group and description of each asset: one class with one method, for users to override."""
+"""The key, group and description of each asset: one class with one method to override."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -241,8 +241,8 @@ class Names:
         raise InputError(
             "the definitions do not know this job",
             job=root,
-            next_step="name it as job or pipeline/job, as `arroyo-state jobs` prints it; reload the "
-            "definitions if it is new",
+            next_step="name it as job or pipeline/job, as `arroyo-state jobs` prints it; reload "
+            "the definitions if it is new",
         )
 
     @property

@@ -1,4 +1,4 @@
-"""gc as assets: `retained_epochs` of each managed pipeline, `orphans` and `dead_jobs` of the whole root.
+"""gc as assets: `retained_epochs` of managed pipelines, `orphans` and `dead_jobs` of the root.
 
 A run plans and executes in one step, so that it executes what was proved and approved. It deletes
 only if its configuration enables it and the credentials of the store allow it; everything else
@@ -377,8 +377,8 @@ def _allowed(
 ) -> "tuple[list[Pipeline], dict[str, str]]":
     """Return the jobs that may be collected, and why others may not.
 
-    Of orphans: managed jobs, and Arroyo jobs with a sufficient source of their status. Of dead jobs:
-    those that Arroyo's API or database, or the configuration, says are gone.
+    Of orphans: managed jobs, and Arroyo jobs with a sufficient source of their status. Of dead
+    jobs: those that Arroyo's API or database, or the configuration, says are gone.
     """
     from arroyo_dagster.state.operations.gc.plan import check_allowed
     from arroyo_dagster.state.operations.gc.roots import newest_root

@@ -1,6 +1,4 @@
-"""Fill a stopped Arroyo job with tables that Spark computes from stored events: the assets and their
-job.
-"""
+"""Fill stopped Arroyo jobs with tables that Spark computes from stored events: assets and job."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

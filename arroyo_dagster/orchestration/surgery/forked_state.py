@@ -83,7 +83,7 @@ class StateFork:
 def build_forked_state(
     names: Names, fork: StateFork, *, window: bool, running: bool = False
 ) -> dg.Definitions:
-    """Build `forked_state` of each Arroyo pipeline, the job `arroyo_fork`, and optionally a schedule.
+    """Build `forked_state` of each Arroyo pipeline, the job `arroyo_fork`, and maybe a schedule.
 
     A run plans only, unless its configuration has `execute: true`. Runs of the schedule execute; a
     tick is skipped while the job that takes the state is not stopped, unless `window` of its

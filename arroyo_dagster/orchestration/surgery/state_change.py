@@ -28,6 +28,7 @@ from arroyo_dagster.state.model.rewrite import QuietSettings
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
     from arroyo_dagster.state.operations.surgery.execute import EditOptions
     from arroyo_dagster.state.operations.surgery.window import PlannableEdit
@@ -182,9 +183,7 @@ class ChangeRun:
     def _change_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
         """Return whether the state was changed."""
         if not self.config.execute:
-            plan = edit.plan(
-                self.tools.store.reading(), self.tools.directory.directory(self.tools.store)
-            )
+            plan = edit.plan(self.tools.store.reading(), self._status())
             text = _format_plan(plan)
             self.context.log.info(text)
             yield dg.AssetObservation(self.key, metadata=plan_metadata(plan), description=text)
@@ -195,7 +194,7 @@ class ChangeRun:
         try:
             outcome = edit.run(
                 self.tools.store.writable(),
-                self.tools.directory.directory(self.tools.store),
+                self._status(),
                 self._options(published),
             )
         except LeaseHeldError:
@@ -243,6 +242,9 @@ class ChangeRun:
             yield dg.AssetObservation(self.key, metadata=metadata, description=text)
             return False
         return True
+
+    def _status(self) -> "JobDirectory":
+        return self.tools.directory.directory(self.tools.store)
 
     def _materialized(
         self, outcome: "EditOutcome", more: Mapping[str, Any] | None = None

@@ -41,8 +41,8 @@ _FEWEST_MINUTES = 15
 
 _TEXTS = {
     RESTORABLE: "A restore of the newest epoch finds every file that it opens, with the expected "
-    "content: level 1 of `arroyo-state verify`, once a day level 4. If it is red, run `arroyo-state "
-    "verify PIPELINE`: each finding names the object and the next step.",
+    "content: level 1 of `arroyo-state verify`, once a day level 4. If it is red, run "
+    "`arroyo-state verify PIPELINE`: each finding names the object and the next step.",
     HEALTHY: "The state develops as expected. Each row is a kind of finding, with its next step.",
 }
 

@@ -1,9 +1,9 @@
-"""The verdicts on one pipeline: whether its newest epoch can be restored, and how its state grows."""
+"""The verdicts on one pipeline: can its newest epoch be restored, and how does its state grow?"""
 
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
@@ -19,7 +19,8 @@ from arroyo_dagster.orchestration.check_results import (
 from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.serving import Turn
 from arroyo_dagster.orchestration.translator import CHECKPOINT, HEALTHY, RESTORABLE, Names
-from arroyo_dagster.state.model.health import HealthLimits
+from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.planning.rules import HEALTH_RULES, KINDS
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error, warning
@@ -43,7 +44,7 @@ class VerifyOptions:
 
     audit_after: float = 86_400.0
     report_every: float = 3_600.0
-    limits: HealthLimits = HealthLimits()
+    limits: HealthLimits = field(default_factory=HealthLimits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def verify_pipeline(
     last: LastResult | None,
     options: VerifyOptions,
     wanted: Sequence[str] = (RESTORABLE, HEALTHY),
-    history: Sequence[Any] = (),
+    history: Sequence[EpochFigures] = (),
 ) -> Verification:
     """Verify the newest epoch of a pipeline, and judge how its state develops.
 
@@ -150,8 +151,8 @@ def _changed(pipeline: Pipeline, epoch: int, operator: str) -> Finding:
     return error(
         "file-changed",
         pipeline.root,
-        f"a file that operator {operator} lists at epoch {epoch} has another size or etag than when "
-        "it was verified last; nobody writes a listed file twice",
+        f"a file that operator {operator} lists at epoch {epoch} has another size or etag than "
+        "when it was verified last; nobody writes a listed file twice",
         f"`arroyo-state verify {pipeline.root} --level 4` reads every row; restore the object from "
         "a copy if it reports an error",
     )
@@ -177,18 +178,19 @@ def _missing(pipeline: Pipeline, problem: ArroyoStateError, remains: bool) -> Fi
 
 
 def _healthy(
-    names: Names, turn: Turn, options: VerifyOptions, history: Sequence[Any]
+    names: Names, turn: Turn, options: VerifyOptions, history: Sequence[EpochFigures]
 ) -> dg.AssetCheckResult:
-    from arroyo_dagster.state.operations.catalog.health import check_health
+    from arroyo_dagster.state.operations.catalog.health import job_health
 
     pipeline, tools = turn.pipeline, turn.tools
-    key = names.key(CHECKPOINT, pipeline)
-    (health,) = check_health(
+    key, directory = names.key(CHECKPOINT, pipeline), tools.directory.directory(tools.store)
+    health = job_health(
         tools.store.reading(),
-        [pipeline.paths],
-        tools.directory.directory(tools.store),
+        pipeline.paths,
+        directory.look_up([pipeline.paths])[0] if directory.sources else None,
         options.limits,
-        histories={pipeline.root: history},
+        history=history,
+        now_micros=wall_clock(),
     )
     findings = [f for one in health.verdicts.values() if one is not None for f in one.findings]
     rows = list(_kinds(health.verdicts))

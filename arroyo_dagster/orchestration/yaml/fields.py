@@ -1,27 +1,21 @@
 """The sections of the component's YAML. Each turns into the options of the Python API."""
 
+from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model
 
-from arroyo_dagster.orchestration.catalog.checks import RECENT
-from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
     WindowConfig,
 )
 from arroyo_dagster.orchestration.dataflow.assets import SdfOptions
-from arroyo_dagster.orchestration.definitions import ScheduleOptions
-from arroyo_dagster.orchestration.gc.assets import (
-    DeadJobsConfig,
-    GcConfig,
-    GcRunConfig,
-    OrphansConfig,
-)
-from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
+from arroyo_dagster.orchestration.definitions import MaintenanceOptions, ScheduleOptions
+from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
+from arroyo_dagster.orchestration.lineage import Lineage
 from arroyo_dagster.orchestration.pipes import PipesRunner, load_client
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import (
@@ -31,22 +25,24 @@ from arroyo_dagster.orchestration.runners import (
     SparkThresholdFields,
 )
 from arroyo_dagster.orchestration.secrets import as_variable
+from arroyo_dagster.orchestration.sensor import SensorOptions
+from arroyo_dagster.orchestration.serving import BoundsConfig
 from arroyo_dagster.orchestration.settings import setting_field, settings_config
 from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
+from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.orchestration.yaml.model import YamlModel
 from arroyo_dagster.orchestration.yaml.texts import (
     Cron,
+    Duration,
     Options,
     Secret,
     TimeZone,
     Window,
+    seconds_of,
     texts_of_form,
 )
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
-from arroyo_dagster.state.model.verify import AuditSettings
-
-MINUTE = timedelta(minutes=1)
 
 
 def _like(config: type[Any], name: str, **changes: Any) -> Any:
@@ -70,127 +66,100 @@ def _section(config: type[Any], *left_out: str) -> Any:
 class ScheduleTimes(YamlModel):
     """When to run what no event triggers."""
 
-    fleet: Cron = Field(default=ScheduleOptions.fleet, description="Cron of the fleet overview.")
-    health: Cron = Field(default=ScheduleOptions.health, description="Cron of the health checks.")
-    audit: Cron = Field(default=ScheduleOptions.audit, description="Cron of the audits.")
-    states: Cron = Field(
-        default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
+    verify: Cron | None = Field(
+        default=None,
+        description="Cron of the checks. Default: every 15 minutes, less often for more than 100 "
+        "pipelines.",
     )
-    sync: Cron = Field(
-        default=ScheduleOptions.sync, description="Cron of the synchronization of partition keys."
-    )
-    refresh: Cron = Field(
-        default=ScheduleOptions.refresh, description="Cron of the catalogue of epochs."
-    )
+    fleet: Cron = Field(default=ScheduleOptions.fleet, description="Cron of the overview.")
     compaction: Cron = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
     gc: Cron = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
     orphans: Cron = Field(default=ScheduleOptions.orphans, description="Cron of the gc of orphans.")
     dead_jobs: Cron = Field(
         default=ScheduleOptions.dead_jobs, description="Cron of the gc of dead jobs."
     )
-    exports: Cron = Field(
-        default=ScheduleOptions.exports, description="Cron of the exports of tables."
+    exports: Cron = Field(default=ScheduleOptions.exports, description="Cron of the exports.")
+    states: Cron = Field(
+        default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
     )
     timezone: TimeZone = Field(
         default="UTC", description="Time zone of the schedules above, for example `Europe/Berlin`."
     )
-    running: bool = Field(default=False, description="Start the schedules as running.")
 
     def options(self) -> ScheduleOptions:
         """Return the same times for `build_arroyo_definitions`."""
-        return ScheduleOptions(**{k: v for k, v in dict(self).items() if k != "running"})
+        return ScheduleOptions(**dict(self))
 
 
-_OF_MAINTENANCE = (
-    *("policy", "wait_seconds", "lease_wait_seconds", "max_checkpoint_slowdown", "dry_run"),
-)
+_NOT_IN_YAML = ("wait_seconds", "dry_run", "approved_plan", *BoundsConfig.model_fields)
 
 
-class CompactionSection(_section(CompactionConfig, *_OF_MAINTENANCE)):  # type: ignore[misc]
-    """How the schedules merge files, apart from the policy."""
+class CompactionSection(_section(CompactionConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
+    """How the schedules merge files."""
+
+
+class GcSection(_section(GcConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
+    """Which epochs the schedules keep, and how they delete."""
+
+
+class OrphansSection(_section(OrphansConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
+    """How the schedule deletes what no epoch lists."""
+
+    enabled: bool = Field(default=False, description="Delete orphans; otherwise only show them.")
+
+
+class DeadJobsSection(_section(DeadJobsConfig, *_NOT_IN_YAML, "gone")):  # type: ignore[misc]
+    """How the schedule deletes jobs that are proven gone."""
+
+    enabled: bool = Field(default=False, description="Delete them; otherwise only show them.")
 
 
 class Maintenance(YamlModel):
-    """How the schedules compact and delete state."""
+    """How the schedules compact and delete state, with `mode: maintain`."""
 
-    policy: Literal["bin-pack", "levels", "window", "full"] = _like(CompactionConfig, "policy")
+    min_backlog: int = setting_field(MaintenanceOptions, "min_backlog")
+    most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
+    budget_minutes: float = _like(BoundsConfig, "budget_minutes")
+    parallel_jobs: int = _like(BoundsConfig, "parallel_jobs")
     compaction: CompactionSection = Field(
         default_factory=CompactionSection, description="How to merge files: sizes, order, budgets."
     )
-    min_backlog: int = setting_field(MaintenanceOptions, "min_backlog", ge=1)
-    most_jobs: int = setting_field(MaintenanceOptions, "most_jobs")
-    budget_minutes: float = setting_field(MaintenanceOptions, "budget_minutes")
-    parallel_jobs: int = setting_field(MaintenanceOptions, "parallel_jobs")
-    lease_wait_seconds: float = _like(GcRunConfig, "lease_wait_seconds")
-    max_checkpoint_slowdown: float = _like(GcRunConfig, "max_checkpoint_slowdown")
-    keep_epochs: int | None = _like(GcConfig, "keep_epochs")
-    keep_days: float | None = _like(GcConfig, "keep_days")
-    delete: bool = Field(
-        default=False,
-        description="Delete older epochs. Without it, runs only show what would be deleted.",
+    gc: GcSection = Field(default_factory=GcSection, description="Which epochs to keep.")
+    orphans: OrphansSection | None = Field(
+        default=None, description="Add the asset `orphans` of the whole root. Default: without it."
     )
-    delete_orphans: bool = Field(
-        default=False, description="Delete orphans. Without it, runs only show them."
+    dead_jobs: DeadJobsSection | None = Field(
+        default=None, description="Add the asset `dead_jobs`. Default: without it."
     )
-    orphans_older_than_days: float = _like(
-        OrphansConfig, "older_than_days", description="Keep orphans younger than this."
-    )
-    delete_dead_jobs: bool = Field(
-        default=False, description="Delete jobs that Arroyo's API or database proves to be gone."
-    )
-    dead_jobs_older_than_days: float = _like(
-        DeadJobsConfig,
-        "older_than_days",
-        description="Keep dead jobs with an object that is younger than this.",
-    )
-    needs_approval: bool = _like(
-        GcRunConfig,
-        "needs_approval",
-        description="Scheduled runs only plan. To delete, start the job's own run with "
-        "`approved_plan`, the digest of the plan that a person has reviewed.",
-    )
-    quarantine: bool = _like(GcRunConfig, "quarantine")
-    journal_days: float | None = _like(GcRunConfig, "journal_days")
     engine: Literal["spark", "in-process"] = Field(
         default="spark", description="Where to merge and delete."
     )
 
-    def options(self) -> MaintenanceOptions:
-        """Return the same options for `build_arroyo_definitions`."""
-        shared: dict[str, Any] = {
-            "quarantine": self.quarantine,
-            "lease_wait_seconds": self.lease_wait_seconds,
-            "max_checkpoint_slowdown": self.max_checkpoint_slowdown,
-            "journal_days": self.journal_days,
-            "needs_approval": self.needs_approval,
-        }
+    def options(self, *, delete: bool, gone: Sequence[str]) -> MaintenanceOptions:
+        """Return the same options for `build_arroyo_definitions`.
+
+        Args:
+            delete: whether expiry deletes.
+            gone: jobs that were deleted on purpose.
+        """
+        bounds = {"budget_minutes": self.budget_minutes, "parallel_jobs": self.parallel_jobs}
+        orphans, dead = self.orphans, self.dead_jobs
+
+        def config(section: Any, config_class: Any, **more: Any) -> Any:
+            fields = {name: value for name, value in dict(section).items() if name != "enabled"}
+            return config_class(**fields, **bounds, **more)
+
         return MaintenanceOptions(
             min_backlog=self.min_backlog,
             most_jobs=self.most_jobs,
-            budget_minutes=self.budget_minutes,
-            parallel_jobs=self.parallel_jobs,
-            compaction=CompactionConfig(
-                policy=self.policy,
-                lease_wait_seconds=self.lease_wait_seconds,
-                max_checkpoint_slowdown=self.max_checkpoint_slowdown,
-                **dict(self.compaction),
-            ),
-            gc=GcConfig(
-                keep_epochs=self.keep_epochs,
-                keep_days=self.keep_days,
-                dry_run=not self.delete,
-                **shared,
-            ),
-            orphans=OrphansConfig(
-                older_than_days=self.orphans_older_than_days,
-                dry_run=not self.delete_orphans,
-                **shared,
-            ),
-            dead_jobs=DeadJobsConfig(
-                older_than_days=self.dead_jobs_older_than_days,
-                dry_run=not self.delete_dead_jobs,
-                **shared,
-            ),
+            compaction=config(self.compaction, CompactionConfig),
+            gc=config(self.gc, GcConfig, dry_run=not delete),
+            orphans=None
+            if orphans is None
+            else config(orphans, OrphansConfig, dry_run=not orphans.enabled),
+            dead_jobs=None
+            if dead is None
+            else config(dead, DeadJobsConfig, dry_run=not dead.enabled, gone=list(gone)),
         )
 
 
@@ -284,17 +253,13 @@ class Sensor(YamlModel):
         default=SensorOptions.interval_seconds,
         ge=1,
         description="The minimum number of seconds between two polls. Default: 30 to 300, by the "
-        "number of jobs.",
-    )
-    epochs_per_job: int = Field(
-        default=SensorOptions.epochs_per_job,
-        ge=1,
-        description="The maximum number of newest epochs of a job that get an event each.",
+        "number of pipelines.",
     )
     events: int = Field(
         default=SensorOptions.events,
         ge=1,
-        description="The maximum number of events of a tick; other jobs come first in the next.",
+        description="The maximum number of events of a tick; other pipelines come first in the "
+        "next.",
     )
     budget_seconds: float = Field(
         default=SensorOptions.budget_seconds,
@@ -304,7 +269,7 @@ class Sensor(YamlModel):
     files_per_job: int = Field(
         default=SensorOptions.files_per_job,
         ge=1,
-        description="For a job with more files, bytes and rows are left out of the event.",
+        description="For a pipeline with more files, bytes and rows are left out of the event.",
     )
 
     def options(self) -> SensorOptions:
@@ -355,19 +320,57 @@ def _settings_of(section: YamlModel, settings: type[_T]) -> _T:
 
 
 class HealthSection(_section(settings_config(HealthLimits))):  # type: ignore[misc]
-    """When a health check reports a job."""
+    """When the check `healthy` reports a pipeline."""
 
     def settings(self) -> HealthLimits:
         """Return the same limits for `build_arroyo_definitions`."""
         return _settings_of(self, HealthLimits)
 
 
-class AuditSection(_section(settings_config(AuditSettings))):  # type: ignore[misc]
-    """How closely jobs are audited, and how long."""
+class Verify(YamlModel):
+    """When pipelines are verified, and what is reported."""
 
-    def settings(self) -> AuditSettings:
-        """Return the same settings for `build_arroyo_definitions`."""
-        return _settings_of(self, AuditSettings)
+    audit_after: Duration = Field(
+        default="1d",
+        description="A pipeline is verified at level 4 after this time, although nothing changed.",
+    )
+    report_every: Duration = Field(
+        default="1h", description="An unchanged verdict is recorded at most once in this time."
+    )
+    waiting_limit: Duration = Field(
+        default="1d",
+        description="A pipeline that waits for maintenance for longer makes `fleet` red.",
+    )
+    health: HealthSection = Field(
+        default_factory=HealthSection, description="Thresholds of the check `healthy`."
+    )
+
+    def options(self) -> VerifyOptions:
+        """Return the same options for `build_arroyo_definitions`."""
+        return VerifyOptions(
+            audit_after=seconds_of(self.audit_after),
+            report_every=seconds_of(self.report_every),
+            limits=self.health.settings(),
+        )
+
+
+class LineageSection(YamlModel):
+    """Which sources and sinks of pipelines are shown, and under which keys."""
+
+    sources: bool | dict[str, str | None] = Field(
+        default=True,
+        description="All, none, or other keys by keys. A key with null is left to you: add deps.",
+        examples=[{"kafka/orders": "raw/orders"}],
+    )
+    sinks: bool | dict[str, str | None] = Field(
+        default=True,
+        description="All, none, or other keys by keys. A key with null is left to you.",
+        examples=[{"filesystem/lake/orders": "lake/orders"}],
+    )
+
+    def options(self) -> Lineage:
+        """Return the same choice for `build_arroyo_definitions`."""
+        return Lineage(sources=self.sources, sinks=self.sinks)
 
 
 class ForkSection(_section(ForkConfig, "execute", "approve")):  # type: ignore[misc]
@@ -380,6 +383,11 @@ class ForkSettings(YamlModel):
     nightly: ForkSection | None = Field(
         default=None, description="What the schedule forks. Default: no schedule."
     )
+    job: str = Field(
+        default="",
+        description="Which job takes the state at night, as job or pipeline/job.",
+        examples=["staging/main"],
+    )
     cron: Cron = Field(default=StateFork.cron, description="Cron of the fork.")
     timezone: TimeZone = Field(
         default="UTC", description="Time zone of `cron`, for example `Europe/Berlin`."
@@ -388,7 +396,7 @@ class ForkSettings(YamlModel):
     def options(self) -> StateFork:
         """Return the same fork for `build_arroyo_definitions`."""
         nightly = None if self.nightly is None else ForkConfig(**dict(self.nightly))
-        return StateFork(nightly=nightly, cron=self.cron, timezone=self.timezone)
+        return StateFork(nightly=nightly, job=self.job, cron=self.cron, timezone=self.timezone)
 
 
 class BootstrappedState(YamlModel):
@@ -402,37 +410,30 @@ class BootstrappedState(YamlModel):
     )
 
 
-class Checks(YamlModel):
-    """Thresholds of the checks."""
+class Dataflows(YamlModel):
+    """SDF dataflows whose states lie below the checkpoint URL."""
 
-    recent_minutes: float = Field(
-        default=RECENT / MINUTE,
-        gt=0,
-        description="The maximum age of the newest epoch of a job that is not at rest.",
+    files: list[str] = Field(
+        default_factory=list,
+        description="dataflow.yaml files, relative to this file.",
+        examples=[["dataflow.yaml"]],
     )
-    health: HealthSection = Field(
-        default_factory=HealthSection, description="When a health check reports a job."
+    stale_after: Duration = Field(
+        default="15m",
+        description="The maximum age of the newest epoch of a service that owns a state and is not "
+        "at rest.",
     )
-    audit: AuditSection = Field(
-        default_factory=AuditSection, description="How closely jobs are audited, and how long."
-    )
-    state_stale_minutes: float = Field(
-        default=SdfOptions.stale_after / MINUTE,
-        gt=0,
-        description="The maximum age of the newest epoch of a service that owns a dataflow's "
-        "state and is not at rest.",
-    )
-    state_read_mb: float = Field(
+    read_mb: float = Field(
         default=SdfOptions.read_bytes / (1 << 20),
         gt=0,
-        description="Do not count the rows of a dataflow's state with larger files, in MiB.",
+        description="Do not count the rows of a state with larger files, in MiB.",
     )
 
-    def sdf(self) -> SdfOptions:
+    def options(self) -> SdfOptions:
         """Return the same options for dataflows' states."""
         return SdfOptions(
-            stale_after=self.state_stale_minutes * MINUTE,
-            read_bytes=int(self.state_read_mb * (1 << 20)),
+            stale_after=timedelta(seconds=seconds_of(self.stale_after)),
+            read_bytes=int(self.read_mb * (1 << 20)),
         )
 
 

@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
 from arroyo_dagster.orchestration.secrets import named_in_template
-from arroyo_dagster.orchestration.yaml.cron import CRON
 
 _BETWEEN = r"^\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*-\s*([01]?[0-9]|2[0-3]):[0-5][0-9]\s*$"
 _CHECKPOINT_URL = (
@@ -79,12 +78,26 @@ def _check_window(between: str) -> str:
 
 _ZONE = "the name of a time zone, for example Europe/Berlin"
 
-Cron = Annotated[
+Cron = Annotated[str, Field(examples=["17 * * * *", "@daily"])]
+"""Five fields, or a name such as `@daily`; Dagster says what is wrong."""
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhd])\s*$")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+Duration = Annotated[
     str,
-    *texts_of_form(CRON, "a cron expression of possible times, such as '17 * * * *'"),
-    Field(examples=["17 * * * *", "@daily"]),
+    *texts_of_form(_DURATION.pattern, "a duration, such as 90s, 15m, 2h or 7d"),
+    Field(examples=["15m", "7d"]),
 ]
-"""Five fields, or a name such as `@daily`."""
+"""A number with s, m, h or d."""
+
+
+def seconds_of(duration: str) -> float:
+    """Return a duration in seconds."""
+    found = _DURATION.match(duration)
+    assert found is not None  # its field has checked it
+    return float(found[1]) * _SECONDS[found[2]]
+
 
 TimeZone = Annotated[
     str, AfterValidator(_check_zone), _Form(_zones), Field(examples=["Europe/Berlin"])
