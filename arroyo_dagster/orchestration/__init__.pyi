@@ -30,7 +30,6 @@ from .gc.assets import (
     OrphansConfig as OrphansConfig,
 )
 from .lineage import Lineage as Lineage
-from .pipelines.model import Pipeline as Pipeline
 from .pipelines.model import PipelineList as PipelineList
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command

@@ -153,7 +153,7 @@ class ArroyoOptions:
     verify: VerifyOptions = field(default_factory=VerifyOptions)
     schedules: ScheduleOptions = field(default_factory=ScheduleOptions)
     maintenance: MaintenanceOptions = field(default_factory=MaintenanceOptions)
-    waiting_limit: float = WAITING_LIMIT.total_seconds()
+    waiting_limit: float = WAITING_LIMIT
     freshness: float | None = None
     lineage: Lineage = field(default_factory=Lineage)
     directory: ArroyoDirectory | None = None

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 JOB = "arroyo_fleet"
 FLEET_CRON = "*/15 * * * *"
-WAITING_LIMIT = timedelta(days=1)
+WAITING_LIMIT = 86_400.0
 _RELOAD = "reload the definitions (`dg utils refresh-defs-state`, or a restart of the code server)"
 _TEXT = (
     "Every pipeline below the checkpoint URL is known to the definitions, none vanished, the last "
@@ -99,7 +98,7 @@ def build_fleet(
     names: Names,
     maintained: Mapping[dg.AssetKey, Pipeline],
     *,
-    waiting_limit: timedelta = WAITING_LIMIT,
+    waiting_limit: float = WAITING_LIMIT,
     cron: str = FLEET_CRON,
     timezone: str = "UTC",
     running: bool = False,
@@ -108,7 +107,7 @@ def build_fleet(
 
     Args:
         maintained: the assets whose runs may have left a pipeline waiting.
-        waiting_limit: a pipeline that waits for longer is an error.
+        waiting_limit: a pipeline that waits for more seconds is an error.
     """
     spec = names.spec(FLEET, deps=[names.key(CHECKPOINT, one) for one in names.pipelines.pipelines])
 
@@ -179,7 +178,7 @@ class _Overview:
             error("not-listed", self._names.pipelines.url, f"{problem}: {meaning}", step)
         )
 
-    def rows(self, waiting_limit: timedelta) -> list[_Row]:
+    def rows(self, waiting_limit: float) -> list[_Row]:
         """Return a row for each pipeline, the worst first.
 
         Raises:
@@ -211,8 +210,8 @@ class _Overview:
         except ArroyoStateError as problem:
             self._find(problem.message, "which pipelines there are is not known")
             return None, lambda paths: True
-        for path, problem in listing.unreadable.items():
-            self._find(f"{path} cannot be listed ({problem.message})", "pipelines may be hidden")
+        for path, reason in listing.unreadable.items():
+            self._find(f"{path} cannot be listed ({reason.message})", "pipelines may be hidden")
         return {str(paths.root) for paths in listing.jobs}, listing.hides
 
     def _ages(self, jobs: Sequence[JobPaths]) -> "list[JobAge]":
@@ -263,7 +262,7 @@ class _Overview:
             return warning("not-healthy", root, healthy.description, step), state
         return None, state
 
-    def _waiting(self, limit: timedelta) -> dict[str, tuple[Finding | None, str | None]]:
+    def _waiting(self, limit: float) -> dict[str, tuple[Finding | None, str | None]]:
         """Return why pipelines wait for maintenance, or why it failed, by root."""
         rows: dict[str, tuple[Finding | None, str | None]] = {}
         for key, pipeline in self._maintained.items():
@@ -275,7 +274,7 @@ class _Overview:
             text = f"{key.path[-1]} waits for {format_micros(int(seconds * 1e6))}, because {reason}"
             if FAILED in note:
                 rows[pipeline.root] = error("failed", pipeline.root, reason, "run it again"), None
-            elif seconds > limit.total_seconds():
+            elif seconds > limit:
                 finding = error(
                     "waits", pipeline.root, text, "let it be maintained, or leave it out"
                 )
@@ -288,7 +287,7 @@ class _Overview:
         """Return the files and bytes of the newest reported epoch of each pipeline, by root."""
         roots = {self._names.key(CHECKPOINT, one): one.root for one in self._pipelines}
         records = self._instance.get_asset_records(list(roots)) if roots else []
-        amounts = {}
+        amounts: dict[str, tuple[Any, Any]] = {}
         for record in records:
             event = record.asset_entry.last_materialization
             made = None if event is None else event.asset_materialization

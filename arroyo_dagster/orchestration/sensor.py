@@ -30,7 +30,7 @@ from arroyo_dagster.orchestration.verify.history import FIGURES
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.health import EpochFigures
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, TableName, WorkerGeneration
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.health_checks.facts import epoch_figures
@@ -350,12 +350,12 @@ def checkpoint_metadata(checkpoint: Checkpoint, amounts: EpochFigures) -> dict[s
 def _operator_rows(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
     """Yield a row for each table of the operators; one for an operator without tables."""
     for operator in checkpoint.operators:
-        for name in operator.configs or ("-",):
-            files = operator.tables.get(name)
+        files = {name: len(table.paths) for name, table in operator.tables.items()}
+        for name in [str(name) for name in operator.configs] or ["-"]:
             yield {
                 "operator": str(operator.operator),
-                "table": str(name),
-                "files": len(files.paths) if files is not None else 0,
+                "table": name,
+                "files": files.get(TableName(name), 0),
                 "subtasks": operator.parallelism,
                 "watermark": time_of_day(operator.min_watermark_micros),
             }

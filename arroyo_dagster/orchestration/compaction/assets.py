@@ -5,7 +5,7 @@ place; one that runs, or of which nobody says what it does, waits.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -138,7 +138,7 @@ def _published(
     merges: Sequence[MergeOutcome],
     published: Sequence[Any],
     event: Callable[[Any], Any],
-) -> Iterator[Any]:
+) -> Generator[Any, Any, Any]:
     """Yield the events of what was published, also where an interrupt follows.
 
     Returns:

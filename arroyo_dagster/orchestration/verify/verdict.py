@@ -151,8 +151,8 @@ def _changed(pipeline: Pipeline, epoch: int, operator: str) -> Finding:
     return error(
         "file-changed",
         pipeline.root,
-        f"a file that operator {operator} lists at epoch {epoch} has another size or etag than "
-        "when it was verified last; nobody writes a listed file twice",
+        f"a file that operator {operator} lists at epoch {epoch} is missing, or has another size "
+        "or etag than when it was verified last; nobody writes a listed file twice",
         f"`arroyo-state verify {pipeline.root} --level 4` reads every row; restore the object from "
         "a copy if it reports an error",
     )

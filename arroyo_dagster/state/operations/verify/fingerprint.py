@@ -51,18 +51,15 @@ class EpochFingerprint:
     def of(
         cls, checkpoint: Checkpoint, objects: Mapping[StatePath, ObjectInfo]
     ) -> EpochFingerprint:
-        """Return the fingerprint of an epoch that was read whole; files without an object do not
-        count.
-        """
+        """Return the fingerprint of an epoch that was read whole."""
         return cls(
             checkpoint.epoch,
             {
                 str(operator.operator): (
                     _digest(sorted(set(operator.paths))),
                     _digest(
-                        _identity(objects[path])
+                        _identity(objects[path]) if path in objects else f"{path}\0missing"
                         for path in sorted(set(operator.paths))
-                        if path in objects
                     ),
                 )
                 for operator in checkpoint.operators
@@ -86,8 +83,8 @@ class EpochFingerprint:
 def epoch_fingerprint(
     store: ObjectStore, paths: JobPaths, epoch: int, objects: Mapping[StatePath, ObjectInfo]
 ) -> EpochFingerprint | None:
-    """Return the fingerprint of an epoch that the store still has; None if it is gone or unreadable,
-    which verification judges.
+    """Return the fingerprint of an epoch that the store still has; None if it is gone, or cannot be
+    read, which verification judges.
 
     Raises:
         StorageError: the store failed.
