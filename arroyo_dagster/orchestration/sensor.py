@@ -158,7 +158,8 @@ class _Tick:
                 skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
             )
         for job in changes.jobs:
-            self._report(job)
+            before = cursor.positions.get(job.paths)
+            self._report(job, 0 if before is None else int(before.epoch))
         self._report_states()
         self._warn(cursor, changes)
         text = self._format_tick(changes)
@@ -211,7 +212,7 @@ class _Tick:
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def _report(self, job: "JobChanges") -> None:
+    def _report(self, job: "JobChanges", before: int) -> None:
         if not job.checkpoints:
             return
         self.advanced.append(job.paths)
@@ -219,7 +220,12 @@ class _Tick:
         if key is None:
             self.unknown.append(job.paths.root)
         elif not self._has(key, checkpoint):
-            self.events.append(self._event(key, job, checkpoint))
+            event = self._event(key, job, checkpoint)
+            # Epochs may have expired before they were seen; a job that began anew counts from 1.
+            new = int(checkpoint.epoch) - before if before else 0
+            seen = len(job.checkpoints) + job.passed_over
+            event.metadata["arroyo/new_epochs"] = dg.MetadataValue.int(max(new, seen))
+            self.events.append(event)
 
     def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
         """Whether the instance has the event of an epoch: a tick cut short is repeated."""
@@ -237,7 +243,6 @@ class _Tick:
         before = None if job.before is None or job.passed_over else frozenset(job.before.paths)
         amounts = epoch_figures(checkpoint, before, self._facts(job, checkpoint))
         metadata = checkpoint_metadata(checkpoint, amounts)
-        metadata["arroyo/new_epochs"] = len(job.checkpoints) + job.passed_over
         page = self.resource.arroyo_page(job.paths, managed=checkpoint.progress is not None)
         if page is not None:
             metadata["Arroyo"] = page
