@@ -24,8 +24,9 @@ def configured(op: str, **config: Any) -> dict[str, Any]:
     return {"ops": {op: {"config": config}}}
 
 
-COMPACT = configured("arroyo_compacted_state", policy="full", wait_seconds=0.0)
+COMPACT = configured("arroyo_compacted_state", policy="full")
 GC = configured("arroyo_retained_epochs", keep_epochs=3, dry_run=False)
+COMPACTED, RETAINED = f"{KEY}/compacted_state", f"{KEY}/retained_epochs"
 
 
 def checks(result: Any) -> dict[str, Any]:
@@ -54,3 +55,14 @@ def failure(result: Any) -> Any:
     (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert failed.step_failure_data.user_failure_data is not None
     return failed.step_failure_data.user_failure_data
+
+
+def observed(result: Any) -> list[Any]:
+    """The observations of a run, in order."""
+    events = result.get_asset_observation_events()
+    return [event.asset_observation_data.asset_observation for event in events]
+
+
+def logged(instance: Any, result: Any) -> list[str]:
+    """The lines of the log of a run."""
+    return [entry.user_message for entry in instance.all_logs(result.run_id)]

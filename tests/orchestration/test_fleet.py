@@ -1,0 +1,144 @@
+"""`fleet`: which pipelines are overlooked, vanished, broken or waiting, the worst first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.lease import lease
+from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.fleets import Written, legacy_job, protocol_job
+from tests.jobs import run_word_job
+from tests.orchestration.conftest import Deployment
+from tests.orchestration.results import COMPACT, JOB, KEY, PATHS, checks, materialized
+
+CHECK = "every_pipeline_known"
+
+
+def looked(deployed: Deployment) -> tuple[Any, dict[str, str]]:
+    """The evaluation of the check, and the state of each pipeline, in the order of the table."""
+    result = deployed.run("arroyo_fleet")
+    assert result.success
+    (event,) = materialized(result)
+    table = event.metadata.get("pipelines")
+    rows = {} if table is None else {one.data["pipeline"]: one.data for one in table.records}
+    return checks(result)[CHECK], {root: row["state"] for root, row in rows.items()}
+
+
+def test_a_deployment_without_pipelines_has_a_fleet(deployed: Deployment) -> None:
+    check, states = looked(deployed)
+    assert states == {}
+    assert "at least" not in (check.description or "")
+
+
+def test_what_was_not_verified_yet_is_a_warning_and_then_green(at_rest: Deployment) -> None:
+    check, states = looked(at_rest)
+    assert not check.passed
+    assert check.severity.value == "WARN"
+    assert "was never verified" in check.description
+    assert "arroyo_verify" in check.description
+    assert at_rest.run("arroyo_verify").success
+    check, states = looked(at_rest)
+    assert check.passed
+    assert states == {KEY: "at rest"}
+
+
+def test_a_broken_pipeline_comes_first_and_makes_the_check_red(at_rest: Deployment) -> None:
+    for name in ("aaa", "zzz"):
+        run_word_job(at_rest.store, **JOB, job=name, max_epochs=8)
+    at_rest.build()
+    at_rest.store.delete_many([ParquetBackend(at_rest.store, PATHS).load().paths[0]])
+    assert not at_rest.run("arroyo_verify").success
+    check, states = looked(at_rest)
+    assert not check.passed
+    assert check.severity.value == "ERROR"
+    assert next(iter(states.items())) == (KEY, "broken")
+    assert KEY in check.description
+
+
+def test_a_pipeline_that_the_definitions_do_not_know_is_verified_as_a_row(
+    at_rest: Deployment,
+) -> None:
+    at_rest.run("arroyo_verify")
+    run_word_job(at_rest.store, **JOB, job="new", max_epochs=8)
+    check, states = looked(at_rest)
+    assert states["words/new"] == "unknown"
+    assert check.severity.value == "WARN"
+    assert "reload the definitions" in check.description
+    paths = PATHS.__class__(job="new", pipeline=PATHS.pipeline)  # type: ignore[arg-type]
+    at_rest.store.delete_many([ParquetBackend(at_rest.store, paths).load().paths[0]])
+    check, states = looked(at_rest)
+    assert next(iter(states.items())) == ("words/new", "broken")
+    assert check.severity.value == "ERROR"
+
+
+def test_a_vanished_pipeline_is_red_until_it_is_named_as_gone(at_rest: Deployment) -> None:
+    other = Written(at_rest.store, legacy_job("old"))
+    other.epochs(2)
+    at_rest.build()
+    other.vanish()
+    at_rest.build()  # the definitions keep it
+    check, states = looked(at_rest)
+    assert states["old"] == "vanished"
+    assert check.severity.value == "ERROR"
+    assert not at_rest.run("arroyo_verify").success
+    last = at_rest.check("old", "restorable")
+    assert last is not None
+    assert "there is no such job" in last.description
+    at_rest.build(gone=["old"])
+    _, states = looked(at_rest)
+    assert "old" not in states
+
+
+class Unlisted(Wrapper):
+    """A store that cannot be listed."""
+
+    def list_dir(self, path: str = "") -> Any:
+        raise StorageError("the store does not answer", retryable=False)
+
+    def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
+        raise StorageError("the store does not answer", retryable=False)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_listing_that_fails_when_definitions_load_changes_nothing_and_is_red(
+    at_rest: Deployment, known: bool, tmp_path: Path
+) -> None:
+    at_rest.wrap(Unlisted)
+    at_rest.build(**({} if known else {"list_cache": tmp_path / "another.json"}))
+    keys = at_rest.repository.asset_graph.get_all_asset_keys()
+    roots = ["/".join(key.path[1:-1]) for key in keys if key.path[-1] == "checkpoint"]
+    assert roots == ([KEY] if known else [])
+    check, _ = looked(at_rest)
+    assert not check.passed
+    assert check.severity.value == "ERROR"
+    assert "does not answer" in check.description
+
+
+def test_what_waits_is_a_row_and_an_error_after_a_day(at_rest: Deployment) -> None:
+    at_rest.run("arroyo_verify")
+    with lease(at_rest.store, PATHS, "somebody"):
+        config = {"ops": {"arroyo_compacted_state": {"config": {"lease_wait_seconds": 0.0}}}}
+        assert at_rest.run("arroyo_compaction", run_config=config).success
+    check, _ = looked(at_rest)
+    assert check.passed
+    at_rest.build(waiting_limit=0.0)
+    check, _ = looked(at_rest)
+    assert not check.passed
+    assert "the job is leased by" in check.description
+    assert at_rest.run("arroyo_compaction", run_config=COMPACT).success
+    check, _ = looked(at_rest)
+    assert check.passed
+
+
+def test_totals_are_numbers(at_rest: Deployment) -> None:
+    Written(at_rest.store, protocol_job("words2")).epochs(2)
+    at_rest.tick()
+    (event,) = materialized(at_rest.run("arroyo_fleet"))
+    assert event.metadata["arroyo/pipelines"].value == 2
+    assert event.metadata["arroyo/at_rest"].value == 1
+    assert event.metadata["arroyo/bytes"].value > 0
