@@ -95,7 +95,7 @@ _TABLES = {
     ),
     ORPHANS: _AssetText(
         "Unreferenced objects of all pipelines, deleted once they are old enough.",
-        ("gc plan orphans", "gc explain PATH"),
+        ("gc plan orphans JOB", "gc explain PATH"),
         ("arroyo", "spark"),
     ),
     DEAD_JOBS: _AssetText(
@@ -115,6 +115,9 @@ _TABLES = {
         ("arroyo", "spark"),
     ),
 }
+
+TABLES = tuple(_TABLES)
+"""What the assets are, but for exports, as in `ArroyoAssetProps.table`."""
 
 _EXPORTED = {
     NEWEST: "the newest epoch at each run",

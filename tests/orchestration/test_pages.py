@@ -9,7 +9,8 @@ import click
 import pytest
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.orchestration.translator import TABLES, ArroyoTableProps
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.translator import TABLES, ArroyoAssetProps
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator as Translator
 
 
@@ -33,6 +34,7 @@ def parsed(words: list[str]) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_commands_in_an_asset_s_description_exist(table: str) -> None:
-    spec = Translator().get_asset_spec(ArroyoTableProps(table))
+    pipeline = Pipeline(root="words/main", key=("words", "main"))
+    spec = Translator().get_asset_spec(ArroyoAssetProps(table=table, pipeline=pipeline))
     for words in commands_of(spec.description):
         parsed(words)
