@@ -144,9 +144,11 @@ def endpoints_of(
 
 
 def _ends_of_sql(tables: SqlTables) -> list[End]:
-    ends = [End("sink", f"sink_{name}", name) for name in tables.written & tables.options.keys()]
-    read = tables.mentioned & tables.options.keys()
-    return ends + [End("source", f"source_{name}", name) for name in read]
+    outside = {name for name, options in tables.options.items() if "connector" in options}
+    return [
+        *(End("source", f"source_{name}", name) for name in tables.mentioned & outside),
+        *(End("sink", f"sink_{name}", name) for name in tables.written & outside),
+    ]
 
 
 def ends_of_endpoints(pipeline: Pipeline) -> list[End]:

@@ -68,6 +68,11 @@ def numbered_part(part: str, identity: str) -> str:
     return f"{part}{_SECOND}{key_part(identity)}"
 
 
+def is_part_of(part: str, name: str | None) -> bool:
+    """Return whether a part is that of a name, or of a second thing of this name."""
+    return bool(name) and part.partition(_SECOND)[0] == key_part(name or "")
+
+
 def layers(keys: Iterable[Key]) -> list[list[Key]]:
     """Split keys into the fewest lists in which Dagster can tell all keys apart; in their order.
 

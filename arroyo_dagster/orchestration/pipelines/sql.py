@@ -17,6 +17,7 @@ _HIDDEN = "'***'"
 _TOKEN = re.compile(
     r"""--[^\n]*|/\*.*?\*/|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|[\w.]+|\S""", re.DOTALL
 )
+_VALUE = re.compile(r"[\w'\"`]")
 _CREATE_TABLE = re.compile(r"CREATE (?:OR REPLACE )?(?:TEMPORARY |TEMP |EXTERNAL )?TABLE$")
 
 
@@ -108,8 +109,10 @@ def _options(words: _Words) -> Iterator[tuple[str, str, re.Match[str]]]:
         elif word[0] == ")":
             depth -= 1
             inside = inside and depth > 0
-        elif inside and word[0] == "=" and 0 < at < len(words) - 1:
-            yield _unquoted(words[at - 1]).lower(), _unquoted(words[at + 1]), words[at + 1]
+        elif inside and word[0] == "=":
+            for value in words[at + 1 : at + 2]:
+                if _VALUE.match(value[0]):
+                    yield _unquoted(words[at - 1]).lower(), _unquoted(value), value
 
 
 def _upper(words: _Words) -> str:
