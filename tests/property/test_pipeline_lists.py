@@ -15,19 +15,19 @@ from toposort import CircularDependencyError
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.pipelines.lineage import End, without_cycles
 from arroyo_dagster.orchestration.pipelines.listing import (
-    EpochFacts,
+    EpochEnds,
     Facts,
-    Listing,
+    RootListing,
     gone_names,
     merged,
 )
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline, PipelineList
 from arroyo_dagster.orchestration.pipelines.names import (
     group_names,
     key_part,
     layers,
     name_of,
-    numbered_part,
+    with_id,
 )
 
 HARD = st.sampled_from("a-_.~ /%ü#'\"\\\n\0\ud800😀-_2")
@@ -46,9 +46,9 @@ def test_parts_of_keys_are_injective_and_readable_again(names: list[str]) -> Non
     assert [name_of(part) for part in parts] == names
     for name, part in zip(names, parts, strict=True):
         assert re.fullmatch(r"[A-Za-z0-9_-]+", part)
-        assert numbered_part(part, name) not in parts
+        assert with_id(part, name) not in parts
         with pytest.raises(InputError):
-            name_of(numbered_part(part, name))
+            name_of(with_id(part, name))
 
 
 @given(st.from_regex(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", fullmatch=True))
@@ -112,7 +112,7 @@ FACTS = st.builds(
     sql=st.sampled_from([None, "CREATE TABLE t WITH (connector='kafka', topic='x')"]),
     newest=st.none()
     | st.builds(
-        EpochFacts,
+        EpochEnds,
         st.integers(1, 3),
         st.booleans(),
         st.sampled_from([(), (End("source", "source_t_0", "t"),)]),
@@ -135,7 +135,7 @@ NAMED_A = dict.fromkeys(ROOTS, Facts(name="a"))
 def test_a_pipeline_keeps_its_key_and_leaves_on_proof_only(steps: list) -> None:
     last: PipelineList | None = None
     for at, (roots, problem, facts, gone) in enumerate(steps):
-        listing = Listing(url="u", roots=roots, listed_at_micros=at, problem=problem)
+        listing = RootListing(url="u", roots=roots, listed_at_micros=at, problem=problem)
         found = merged(last, listing, facts, gone)
         before = last or PipelineList("u")
         assert PipelineList.from_json(found.to_json()) == found
@@ -172,8 +172,8 @@ def test_edges_have_no_cycle_and_depend_on_no_order(ends: list, random) -> None:
         Pipeline(
             str(number),
             (str(number),),
-            sources=tuple(Endpoint(key, "source_t_0") for key in sorted(sources)),
-            sinks=tuple(Endpoint(key, "sink_t_1") for key in sorted(sinks)),
+            sources=tuple(LineageEndpoint(key, "source_t_0") for key in sorted(sources)),
+            sinks=tuple(LineageEndpoint(key, "sink_t_1") for key in sorted(sinks)),
         )
         for number, (sources, sinks) in enumerate(ends)
     ]

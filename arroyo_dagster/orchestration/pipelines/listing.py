@@ -21,11 +21,12 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     ends_of_managed,
 )
 from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import Key, is_part_of, key_part, numbered_part
+from arroyo_dagster.orchestration.pipelines.names import Key, is_key_of, key_part, with_id
 from arroyo_dagster.orchestration.pipelines.sql import without_secrets
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.metadata.reader import BackendReader
+    from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
     from arroyo_dagster.state.model.ids import Epoch
     from arroyo_dagster.state.model.job_facts import JobAnswer
     from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -40,7 +41,7 @@ _MOST_NOTES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class RootListing:
     """What the listing of a store shows.
 
     Attributes:
@@ -57,7 +58,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochFacts:
+class EpochEnds:
     """What the newest epoch that could be read says of a pipeline."""
 
     epoch: int
@@ -77,7 +78,7 @@ class Facts:
 
     name: str | None = None
     sql: str | None = field(default=None, repr=False)
-    newest: EpochFacts | None = None
+    newest: EpochEnds | None = None
     deleted: str | None = None
 
 
@@ -89,7 +90,7 @@ NO_FACTS = Facts()
 
 def merged(
     last: PipelineList | None,
-    listing: Listing,
+    listing: RootListing,
     facts: Mapping[str, Facts],
     gone: Collection[str] = (),
 ) -> PipelineList:
@@ -125,7 +126,7 @@ def merged(
     names = {root: _utf8(facts.get(root, NO_FACTS).name) for root in listed}
     keys = _with_keys(before.keys, names)
     known = dict(before.by_root) | {
-        root: Pipeline(root, keys[root], name if is_part_of(keys[root][-1], name) else None)
+        root: Pipeline(root, keys[root], name if is_key_of(keys[root][-1], name) else None)
         for root, name in names.items()
         if root not in before.by_root
     }
@@ -153,14 +154,14 @@ def _with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dic
         name = names[root]
         key = tuple(map(key_part, [name] if name else root.split("/")))
         ids = chain([root.rpartition("/")[2], root], (f"{root}/{number}" for number in count(2)))
-        others = ((*key[:-1], numbered_part(key[-1], identity)) for identity in ids)
+        others = ((*key[:-1], with_id(key[-1], identity)) for identity in ids)
         keys[root] = next(one for one in chain([key], others) if one not in taken)
         taken.add(keys[root])
     return keys
 
 
 def _with_facts(pipeline: Pipeline, facts: Facts) -> Pipeline:
-    newest = facts.newest or EpochFacts(
+    newest = facts.newest or EpochEnds(
         pipeline.epoch or 0, bool(pipeline.managed), tuple(ends_of_endpoints(pipeline))
     )
     sql = pipeline.sql if facts.sql is None else _utf8(without_secrets(facts.sql))
@@ -215,13 +216,16 @@ def list_pipelines(
         kept = tuple(one for one in last.pipelines if one.paths.layout is layout)
         last = replace(last, pipelines=kept)
     known = {} if last is None else last.by_root
-    listing = Listing(url=url, listed_at_micros=now_micros)
-    shown = _shown(store, until)
+    listing = RootListing(url=url, listed_at_micros=now_micros)
+    shown = _listing_of(store, until)
     if isinstance(shown, str):
         return merged(last, replace(listing, problem=shown), {}, gone)
     roots = [str(job.root) for job in shown.jobs if layout in (None, job.layout)]
-    answers, notes = _answers(directory, sorted({*roots, *known}), until)
-    newest, problems = _read(store, shown, roots, known, until)
+    newest, notes = _read(store, shown, roots, known, _half(until))
+    # No server knows a managed job, and the server's API is asked for each job that it lacks.
+    managed = {root for root in known if known[root].managed and root in roots}
+    managed |= {root for root, epoch in newest.items() if epoch.managed}
+    answers, problems = _answers(directory, sorted({*roots, *known} - managed), until)
     facts = {
         root: Facts(
             name=answers[root].facts.name if root in answers else None,
@@ -231,12 +235,12 @@ def list_pipelines(
         )
         for root in {*roots, *known}
     }
-    notes += [f"{path} cannot be listed: {error}" for path, error in shown.unreadable.items()]
-    listing = replace(listing, roots=tuple(roots), notes=(*notes, *problems))
+    hidden = [f"{path} cannot be listed: {error}" for path, error in shown.unreadable.items()]
+    listing = replace(listing, roots=tuple(roots), notes=(*hidden, *problems, *notes))
     return merged(last, listing, facts, gone)
 
 
-def _shown(store: ObjectStore, until: float) -> JobListing | str:
+def _listing_of(store: ObjectStore, until: float) -> JobListing | str:
     """List the jobs; a text = why the listing is not to be trusted.
 
     A directory that may not be listed today nor tomorrow hides its jobs, and no others.
@@ -277,6 +281,10 @@ def _in_time(call: Callable[[], _T], until: float) -> _T | None:
     return results[0] if results else None
 
 
+def _half(until: float) -> float:
+    return (time.monotonic() + until) / 2
+
+
 def _paths(root: str) -> JobPaths:
     from arroyo_dagster.state.operations.catalog.jobs import paths_of
 
@@ -291,8 +299,6 @@ def _answers(
 ) -> tuple[dict[str, JobAnswer], list[str]]:
     if directory is None or not directory.sources or not roots:
         return {}, []
-    # Half of the time that is left is for the state.
-    until -= (until - time.monotonic()) / 2
     answers = _in_time(lambda: directory.look_up([_paths(root) for root in roots]), until)
     if answers is None:
         return {}, ["names of pipelines are not known: Arroyo did not answer in time"]
@@ -332,7 +338,7 @@ def _read(
     roots: Iterable[str],
     known: Mapping[str, Pipeline],
     until: float,
-) -> tuple[dict[str, EpochFacts], list[str]]:
+) -> tuple[dict[str, EpochEnds], list[str]]:
     """Read the newest epochs that the last list has not read, as far as time allows.
 
     Returns:
@@ -340,7 +346,7 @@ def _read(
     """
     from arroyo_dagster.state.storage.concurrency import concurrently
 
-    read: dict[str, EpochFacts | None] = {}
+    read: dict[str, EpochEnds | None] = {}
     failed: dict[str, ArroyoStateError] = {}
 
     def newest(root: str) -> None:
@@ -362,15 +368,13 @@ def _read(
 
 def _newest(
     store: ObjectStore, root: str, shown: JobListing, known: Pipeline | None
-) -> EpochFacts | None:
+) -> EpochEnds | None:
     """Read the newest epoch; None if there is none, or it is the one that is known."""
     from arroyo_dagster.state.metadata.reader import BackendReader
     from arroyo_dagster.state.model.layout import Layout, parse_checkpoint_dir
 
     reader = BackendReader(store, _paths(root))
-    read: Callable[[BackendReader, Epoch], EpochFacts | None] = _read_protocol
     if reader.paths.layout is Layout.LEGACY:
-        read = _read_legacy
         names = shown.levels[reader.paths.checkpoints()].directories
         numbers = sorted(filter(None, map(parse_checkpoint_dir, names)))
     else:
@@ -378,31 +382,34 @@ def _newest(
     for epoch in numbers[: -_NEWEST - 1 : -1]:
         if known is not None and epoch == known.epoch:
             return None
-        if (found := read(reader, epoch)) is not None:
+        if (found := _epoch_ends(reader, epoch)) is not None:
             return found
     return None
 
 
-def _read_legacy(reader: BackendReader, epoch: Epoch) -> EpochFacts | None:
+def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
+    """Read one epoch; None if it is none: a directory of the legacy layout without metadata."""
     from arroyo_dagster.state.codec import metadata  # loads protobuf
+    from arroyo_dagster.state.model.layout import Layout
 
-    path = reader.paths.legacy_metadata(epoch)
-    head = reader.objects.optional(path, metadata.decode_legacy_checkpoint)
-    if head is None:
-        return None
-    managed = head.progress is not None
-    # Of Arroyo's operators, only those that may be a source or a sink are read.
-    names = [name for name in head.operators if managed or ends_of_arroyo({name: ()})]
-    operators = [(name, reader.load_operator_metadata(name, epoch)) for name in names]
-    configs = {str(name): tuple(one.configs.values()) if one else () for name, one in operators}
-    if head.progress is not None:
-        return EpochFacts(epoch, True, tuple(ends_of_managed(configs, head.progress.offsets)))
-    return EpochFacts(epoch, False, tuple(ends_of_arroyo(configs)))
-
-
-def _read_protocol(reader: BackendReader, epoch: Epoch) -> EpochFacts:
-    checkpoint = reader.load_checkpoint_metadata(epoch)
-    configs = {str(one.operator): tuple(one.configs.values()) for one in checkpoint.operators}
-    if checkpoint.progress is not None:
-        return EpochFacts(epoch, True, tuple(ends_of_managed(configs, checkpoint.progress.offsets)))
-    return EpochFacts(epoch, False, tuple(ends_of_arroyo(configs)))
+    operators: Iterable[OperatorCheckpoint | None]
+    if reader.paths.layout is Layout.LEGACY:
+        path = reader.paths.legacy_metadata(epoch)
+        head = reader.objects.optional(path, metadata.decode_legacy_checkpoint)
+        if head is None:
+            return None
+        progress, names = head.progress, head.operators
+        if progress is None:  # of Arroyo's operators only sources and sinks are read
+            names = tuple(name for name in names if ends_of_arroyo({name: ()}))
+        operators = [reader.load_operator_metadata(name, epoch) for name in names]
+    else:
+        checkpoint = reader.load_checkpoint_metadata(epoch)
+        progress, operators = checkpoint.progress, checkpoint.operators
+        names = tuple(one.operator for one in checkpoint.operators)
+    configs = {
+        str(name): () if operator is None else tuple(operator.configs.values())
+        for name, operator in zip(names, operators, strict=True)
+    }
+    if progress is None:
+        return EpochEnds(epoch, False, tuple(ends_of_arroyo(configs)))
+    return EpochEnds(epoch, True, tuple(ends_of_managed(configs, progress.offsets)))

@@ -14,7 +14,7 @@ import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
 from arroyo_dagster.orchestration.pipelines.cache import ListCache, default_path
-from arroyo_dagster.orchestration.pipelines.listing import Facts, Listing, merged
+from arroyo_dagster.orchestration.pipelines.listing import Facts, RootListing, merged
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
 
 URL = "s3://bucket/key"
@@ -23,7 +23,7 @@ URL = "s3://bucket/key"
 def made(*roots: str, last: PipelineList | None = None, **names: str) -> PipelineList:
     facts = {root: Facts(name=name) for root, name in names.items()}
     roots = (*roots, *names)
-    return merged(last, Listing(url=URL, listed_at_micros=1, roots=roots), facts)
+    return merged(last, RootListing(url=URL, listed_at_micros=1, roots=roots), facts)
 
 
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:

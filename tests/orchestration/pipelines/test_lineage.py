@@ -13,7 +13,7 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     mapped,
     without_cycles,
 )
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline
 from arroyo_dagster.orchestration.pipelines.names import Key
 from arroyo_dagster.orchestration.pipelines.sql import tables_of, without_secrets
 from arroyo_dagster.state import TableName, global_table_config
@@ -127,8 +127,10 @@ def test_sinks_that_go_nowhere_are_left_out() -> None:
 def test_without_sql_the_state_names_the_connector_and_tables_are_not_shared() -> None:
     ends = ends_of_arroyo({"source_orders_0": [KAFKA], "sink_out_3": [], "key_1": []})
     sources, sinks = endpoints_of(("pl", "job"), ends, None)
-    assert sources == (Endpoint(("kafka", "pl", "job", "orders"), "source_orders_0", "kafka"),)
-    assert sinks == (Endpoint(("table", "pl", "job", "out"), "sink_out_3", None),)
+    assert sources == (
+        LineageEndpoint(("kafka", "pl", "job", "orders"), "source_orders_0", "kafka"),
+    )
+    assert sinks == (LineageEndpoint(("table", "pl", "job", "out"), "sink_out_3", None),)
 
 
 def test_topics_of_a_dataflow_connect_its_services() -> None:
@@ -146,7 +148,10 @@ def test_offsets_that_are_not_understood_are_no_error(offsets: str) -> None:
 
 # ---- mapping and edges ---------------------------------------------------------------------------
 
-ENDS = (Endpoint(("kafka", "a"), "source_a_0"), Endpoint(("kafka", "b"), "source_b_1"))
+ENDS = (
+    LineageEndpoint(("kafka", "a"), "source_a_0"),
+    LineageEndpoint(("kafka", "b"), "source_b_1"),
+)
 
 
 def test_users_name_sources_otherwise_or_leave_them_out() -> None:
@@ -162,8 +167,8 @@ def pipeline(root: str, reads: str, writes: str) -> Pipeline:
     return Pipeline(
         root,
         (root,),
-        sources=tuple(Endpoint((name,), f"source_{name}_0") for name in reads),
-        sinks=tuple(Endpoint((name,), f"sink_{name}_1") for name in writes),
+        sources=tuple(LineageEndpoint((name,), f"source_{name}_0") for name in reads),
+        sinks=tuple(LineageEndpoint((name,), f"sink_{name}_1") for name in writes),
     )
 
 
