@@ -150,13 +150,13 @@ def _ends_of_sql(tables: SqlTables) -> list[End]:
     ]
 
 
-def ends_of_endpoints(pipeline: Pipeline) -> list[End]:
+def ends_of_endpoints(pipeline: Pipeline) -> tuple[End, ...]:
     """Return the sources and sinks that a list knows of an Arroyo job, to name them anew."""
-    ends = [
+    ends = (
         (_end(endpoint.operator), endpoint.connector)
         for endpoint in (*pipeline.sources, *pipeline.sinks)
-    ]
-    return [replace(end, connector=connector) for end, connector in ends if end is not None]
+    )
+    return tuple(replace(end, connector=connector) for end, connector in ends if end is not None)
 
 
 def _endpoint(pipeline: Key, end: End, tables: SqlTables) -> LineageEndpoint | None:

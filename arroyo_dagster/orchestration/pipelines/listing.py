@@ -161,21 +161,18 @@ def _with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dic
 
 
 def _with_facts(pipeline: Pipeline, facts: Facts) -> Pipeline:
-    newest = facts.newest or EpochEnds(
-        pipeline.epoch or 0, bool(pipeline.managed), tuple(ends_of_endpoints(pipeline))
-    )
     sql = pipeline.sql if facts.sql is None else _utf8(without_secrets(facts.sql))
-    pipeline = replace(
-        pipeline,
-        current_name=_utf8(facts.name) or pipeline.current_name,
-        sql=sql,
-        managed=newest.managed if newest.epoch else None,
-        epoch=newest.epoch or None,
-    )
-    if facts.newest is None and newest.managed:
-        return pipeline  # its sources and sinks are as they were
-    sources, sinks = endpoints_of(pipeline.key, newest.ends if newest.epoch else None, sql)
-    return replace(pipeline, sources=sources, sinks=sinks)
+    name = _utf8(facts.name) or pipeline.current_name
+    new, newest = replace(pipeline, current_name=name, sql=sql), facts.newest
+    if newest is not None:
+        ends: tuple[End, ...] | None = newest.ends
+        new = replace(new, managed=newest.managed, epoch=newest.epoch)
+    elif sql == pipeline.sql or pipeline.managed:
+        return new  # its sources and sinks are as they were
+    else:
+        ends = None if pipeline.epoch is None else ends_of_endpoints(pipeline)
+    sources, sinks = endpoints_of(pipeline.key, ends, sql)
+    return replace(new, sources=sources, sinks=sinks)
 
 
 def _utf8(text: str | None) -> str | None:

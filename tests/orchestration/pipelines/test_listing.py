@@ -105,6 +105,18 @@ def test_what_a_real_arroyo_wrote_is_listed_by_its_names(tmp_path: Path) -> None
     assert replace(again, listed_at_micros=7) == found
 
 
+def test_sql_that_is_known_later_names_sources_and_sinks_anew(tmp_path: Path) -> None:
+    store = open_store(unpack("legacy", tmp_path))
+    first = listed(store)
+    with serving(replaying("legacy-stopped")) as server:
+        found = listed(store, first, api=server.url)
+    assert keys_of(found) == keys_of(first)
+    tumble = found.by_root["job_mSLGII6lDN"]
+    assert (tumble.name, tumble.current_name) == (None, "tumble")
+    assert tumble.sources == first.by_root[tumble.root].sources
+    assert [end.key for end in tumble.sinks] == [("filesystem", "data", "legacy", "out", "tumble")]
+
+
 @pytest.mark.parametrize(("archive", "sink"), [("flights", "result"), ("legacy", "out_t")])
 def test_without_arroyo_the_state_tells_sources_and_sinks(
     archive: str, sink: str, tmp_path: Path
