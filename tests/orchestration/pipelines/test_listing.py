@@ -27,6 +27,7 @@ from tests.denied import ALL, Denied
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import written_by_word_job
 from tests.loopback import Reply, recorded, replaying, serving
+from tests.stories import run_story, write_story
 
 T = TypeVar("T")
 _NUMBERS = itertools.count()
@@ -136,6 +137,18 @@ def test_a_managed_job_has_sources_and_sinks_too() -> None:
     assert pipeline.managed is True
     assert (len(pipeline.sources), len(pipeline.sinks)) == (1, 1)
     assert pipeline.sources[0].key[:-1] == ("table", *pipeline.key)
+
+
+def test_services_of_a_dataflow_are_connected_by_its_topics(tmp_path: Path) -> None:
+    store = jobs_of()
+    write_story(tmp_path, 8, seed=1)
+    run_story(store, tmp_path, rows_per_epoch=8)
+    lineage = without_cycles(listed(store).pipelines)
+    words = ("topic", "tests--2estory", "words")
+    assert lineage.sinks[words] == ("tests.story/split",)
+    assert [root for root, keys in lineage.sources.items() if words in keys] == [
+        *("tests.story/count", "tests.story/follow", "tests.story/gather"),
+    ]
 
 
 def test_layouts_are_told_apart_and_filtered() -> None:
