@@ -132,7 +132,7 @@ def endpoints_of(
         ends = _ends_of_sql(tables)
     found: dict[Role, list[LineageEndpoint]] = {"source": [], "sink": []}
     for end in ends:
-        endpoint = _endpoint(pipeline, end, tables)
+        endpoint = _endpoint(pipeline, end, tables) if end.table else None
         if endpoint is not None:
             found[end.role].append(endpoint)
     ordered = [

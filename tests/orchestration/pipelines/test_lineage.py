@@ -95,6 +95,7 @@ def test_sql_is_scanned_with_comments_quotes_and_letters_of_both_cases() -> None
         "",
         "'",
         "CREATE TABLE",
+        "CREATE TABLE '' WITH (connector='kafka'); SELECT ''",
         "CREATE TABLE t WITH (",
         "(((",
         ";;",
