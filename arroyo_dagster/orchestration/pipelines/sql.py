@@ -15,7 +15,8 @@ from arroyo_dagster.redaction import holds_secret
 _MOST_LETTERS = 1 << 20
 _HIDDEN = "'***'"
 _TOKEN = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|[\w.]+|\S""", re.DOTALL
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|[\w.]+|\S""",
+    re.DOTALL,
 )
 _VALUE = re.compile(r"[\w'\"`]")
 _CREATE_TABLE = re.compile(r"CREATE (?:OR REPLACE )?(?:TEMPORARY |TEMP |EXTERNAL )?TABLE$")
@@ -89,7 +90,7 @@ def _created(words: _Words) -> tuple[str | None, list[tuple[str, str, re.Match[s
     """Return the table that a statement creates, with its options and the places of their values;
     None = it creates none.
     """
-    first = next((at for at in range(5) if _CREATE_TABLE.match(_upper(words[:at]))), None)
+    first = next((at for at in range(6) if _CREATE_TABLE.match(_upper(words[:at]))), None)
     if first is None:
         return None, []
     if _upper(words[first : first + 3]) == "IF NOT EXISTS":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -22,7 +25,7 @@ from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.state import Layout, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from tests.compat.arroyo import unpack
+from tests.compat.arroyo import DATA, unpack
 from tests.denied import ALL, Denied
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import written_by_word_job
@@ -34,8 +37,8 @@ _NUMBERS = itertools.count()
 
 
 def listed(store: ObjectStore, last: PipelineList | None = None, **more: Any) -> PipelineList:
-    api = more.pop("api", None)
-    directory = open_directory(api=api, assumed=more.pop("assumed", None))
+    sources = {name: more.pop(name, None) for name in ("api", "database", "assumed")}
+    directory = open_directory(**sources)
     more.setdefault("url", "memory://m")
     return list_pipelines(store, directory, last, now_micros=more.pop("now", 7), **more)
 
@@ -312,6 +315,21 @@ def test_a_pipeline_leaves_when_its_own_server_says_that_it_was_deleted() -> Non
             found = listed(store, found, api=later.url)
     assert keys_of(found) == ["orders---job_4", "other", "pl_3/main"]
     assert listed(store, found, assumed={"pl_3/main": "gone"}).missing == ()
+
+
+def test_the_database_proves_a_deletion_in_the_legacy_layout(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    root.mkdir()
+    store = open_store(unpack("legacy", root))
+    database = str(shutil.copy(DATA / "state-legacy.sqlite", tmp_path / "db.sqlite"))
+    first = listed(store, database=database)
+    assert keys_of(first) == ["auctions", "joins", "sessions", "tumble"]
+    shutil.rmtree(root / "job_d14OMmRXhf")
+    assert listed(store, first, database=database).missing == ("job_d14OMmRXhf",)
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM job_configs WHERE id = 'job_d14OMmRXhf'")
+    found = listed(store, first, database=database)
+    assert (keys_of(found), found.missing) == (["auctions", "sessions", "tumble"], ())
 
 
 def test_what_the_user_calls_gone_leaves() -> None:
