@@ -63,7 +63,8 @@ def test_the_key_of_a_source_is_its_connector_and_its_place(options: str, key: K
 SQL = """
 -- CREATE TABLE no WITH (connector='kafka', topic='no');
 /* CREATE TABLE neither WITH (connector='kafka', topic='no'); */
-CREATE OR REPLACE TEMPORARY table "In Put" (a TEXT DEFAULT 'WITH (x=''y'')', b DECIMAL(1, 2) METADATA FROM 'k')
+CREATE OR REPLACE TEMPORARY table "In Put"
+  (a TEXT DEFAULT 'WITH (x=''y'')', b DECIMAL(1, 2) METADATA FROM 'k')
   WITH (connector = 'kafka', topic = 'in;put', rolling_policy.interval = '4 seconds');
 CREATE TABLE IF NOT EXISTS unused (a INT) WITH (connector='kafka', topic='unused');
 CREATE TEMPORARY TABLE memory (a INT);
