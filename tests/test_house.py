@@ -48,6 +48,7 @@ MOST_LINES = {
 
 MANY_PARAMETERS = {
     "orchestration.definitions.build_arroyo_definitions": "each is a documented keyword",
+    "orchestration.pipelines.listing.list_pipelines": "each is a documented keyword",
     "state.operations.verify.job.verify_job": "each is a documented keyword",
     "state.tables.expiring_time_key.timestamp_table_config": "the five of Arroyo, and keywords",
 }

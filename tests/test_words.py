@@ -29,6 +29,7 @@ ALLOWED = {
     "in_progress_part multi_part_in_flight multi_part_not_created multi_part_writer_closed "
     "multi_part_writer_upload_completed completed_parts in_flight_parts multi_part_upload_id "
     "parts_to_add": "of a multipart upload, as Arroyo and S3 name it",
+    "key_part": "one of the parts of an asset key, as Dagster calls them",
     "_index_part _index_parts": "`part-000001.json` of a quarantine's index",
     "word words _word _words _hash_words _of_words _word_of words_at words_of": "of bits, of SQL",
     "_is_separate_word": "of a text",

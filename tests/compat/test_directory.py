@@ -82,7 +82,16 @@ def test_the_database_tells_what_the_server_tells() -> None:
         assert database is not None
         assert answer.disagreements == ()
         same = (
-            *("job", "pipeline", "name", "condition", "state", "run_id", "newest_ready_epoch"),
+            *(
+                "job",
+                "pipeline",
+                "name",
+                "sql",
+                "condition",
+                "state",
+                "run_id",
+                "newest_ready_epoch",
+            ),
             *("stop_requested", "failure", "start_time_micros", "finish_time_micros"),
         )
         for name in same:

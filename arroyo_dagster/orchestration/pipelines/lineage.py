@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Literal
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline
 from arroyo_dagster.orchestration.pipelines.names import Key, key_part
 from arroyo_dagster.orchestration.pipelines.sql import SqlTables, tables_of
 from arroyo_dagster.redaction import HIDDEN, redact_url
@@ -39,7 +38,7 @@ class End:
     Attributes:
         operator: its id.
         table: the table of the pipeline that it reads or writes.
-        connector: as of `Endpoint`.
+        connector: as of `LineageEndpoint`.
     """
 
     role: Role
@@ -116,7 +115,7 @@ def ends_of_managed(operators: Mapping[str, Iterable[TableConfig]], offsets: str
 
 def endpoints_of(
     pipeline: Key, ends: Sequence[End] | None, sql: str | None
-) -> tuple[tuple[Endpoint, ...], tuple[Endpoint, ...]]:
+) -> tuple[tuple[LineageEndpoint, ...], tuple[LineageEndpoint, ...]]:
     """Return the sources and the sinks of a pipeline, ordered by key.
 
     The key is the connector and what the SQL names: a topic, a path, a host; never credentials or
@@ -131,9 +130,9 @@ def endpoints_of(
     tables = tables_of(sql) if sql else SqlTables()
     if ends is None:
         ends = _ends_of_sql(tables)
-    found: dict[Role, list[Endpoint]] = {"source": [], "sink": []}
+    found: dict[Role, list[LineageEndpoint]] = {"source": [], "sink": []}
     for end in ends:
-        endpoint = _endpoint(pipeline, end, tables)
+        endpoint = _endpoint(pipeline, end, tables) if end.table else None
         if endpoint is not None:
             found[end.role].append(endpoint)
     ordered = [
@@ -144,21 +143,23 @@ def endpoints_of(
 
 
 def _ends_of_sql(tables: SqlTables) -> list[End]:
-    ends = [End("sink", f"sink_{name}", name) for name in tables.written & tables.options.keys()]
-    read = tables.mentioned & tables.options.keys()
-    return ends + [End("source", f"source_{name}", name) for name in read]
+    outside = {name for name, options in tables.options.items() if "connector" in options}
+    return [
+        *(End("source", f"source_{name}", name) for name in tables.mentioned & outside),
+        *(End("sink", f"sink_{name}", name) for name in tables.written & outside),
+    ]
 
 
-def ends_of_endpoints(pipeline: Pipeline) -> list[End]:
+def ends_of_endpoints(pipeline: Pipeline) -> tuple[End, ...]:
     """Return the sources and sinks that a list knows of an Arroyo job, to name them anew."""
-    ends = [
+    ends = (
         (_end(endpoint.operator), endpoint.connector)
         for endpoint in (*pipeline.sources, *pipeline.sinks)
-    ]
-    return [replace(end, connector=connector) for end, connector in ends if end is not None]
+    )
+    return tuple(replace(end, connector=connector) for end, connector in ends if end is not None)
 
 
-def _endpoint(pipeline: Key, end: End, tables: SqlTables) -> Endpoint | None:
+def _endpoint(pipeline: Key, end: End, tables: SqlTables) -> LineageEndpoint | None:
     table = end.table
     preview = _PREVIEW.fullmatch(end.operator)
     if preview and table.casefold() not in tables.options:
@@ -176,7 +177,7 @@ def _endpoint(pipeline: Key, end: End, tables: SqlTables) -> Endpoint | None:
         key = (first, *map(key_part, place))
     else:
         key = (first, *pipeline, key_part(table))
-    return Endpoint(key, end.operator, connector)
+    return LineageEndpoint(key, end.operator, connector)
 
 
 def _place(options: Mapping[str, str]) -> list[str]:
@@ -185,13 +186,13 @@ def _place(options: Mapping[str, str]) -> list[str]:
     if named:
         return named
     if options.get("path"):
-        return _parts(options["path"])
+        return _segments(options["path"])
     # The path of an address may hold a token, as those of webhooks do.
     address = next((options[name] for name in _HOSTS if options.get(name)), "")
     return _host(address) if address else []
 
 
-def _parts(location: str) -> list[str]:
+def _segments(location: str) -> list[str]:
     """Return the parts of a path or URL without user, query and `file:`."""
     if "://" in location:
         shown = redact_url(location).partition("?")[0].replace(f"{HIDDEN}@", "")
@@ -201,15 +202,15 @@ def _parts(location: str) -> list[str]:
 
 
 def _host(address: str) -> list[str]:
-    return _parts(address if "://" in address else f"host://{address}")[1:2]
+    return _segments(address if "://" in address else f"host://{address}")[1:2]
 
 
 # ---- edges ---------------------------------------------------------------------------------------
 
 
 def mapped(
-    endpoints: Iterable[Endpoint], mapping: bool | Mapping[str, str | None]
-) -> tuple[Endpoint, ...]:
+    endpoints: Iterable[LineageEndpoint], mapping: bool | Mapping[str, str | None]
+) -> tuple[LineageEndpoint, ...]:
     """Return endpoints with the keys that a user gives them.
 
     Args:
@@ -240,7 +241,7 @@ def mapped(
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class LineageEdges:
     """The edges between pipelines, by their roots, and their sources and sinks, by their keys.
 
     Attributes:
@@ -255,7 +256,7 @@ class Lineage:
     left_out: Mapping[str, tuple[Key, ...]]
 
 
-def without_cycles(pipelines: Iterable[Pipeline]) -> Lineage:
+def without_cycles(pipelines: Iterable[Pipeline]) -> LineageEdges:
     """Return the edges of pipelines; Dagster refuses cycles, so edges that close one are left out.
 
     Which ones depends on the pipelines alone: the edges are added in the order of the keys of the
@@ -267,7 +268,7 @@ def without_cycles(pipelines: Iterable[Pipeline]) -> Lineage:
         for reads, ends in ((True, pipeline.sources), (False, pipeline.sinks))
         for key in sorted({end.key for end in ends})
     ]
-    refused = _closing(edges) if _has_cycle(edges) else set()
+    refused = _closing(edges)
     sources: dict[str, list[Key]] = {}
     sinks: dict[Key, list[str]] = {}
     left_out: dict[str, list[Key]] = {}
@@ -279,7 +280,7 @@ def without_cycles(pipelines: Iterable[Pipeline]) -> Lineage:
             sources.setdefault(root, []).append(key)
         else:
             sinks.setdefault(key, []).append(root)
-    return Lineage(
+    return LineageEdges(
         sources={root: tuple(keys) for root, keys in sources.items()},
         sinks={key: tuple(roots) for key, roots in sorted(sinks.items())},
         left_out={root: tuple(keys) for root, keys in left_out.items()},
@@ -294,17 +295,6 @@ _Node = str | Key
 def _ends(edge: _Edge) -> tuple[_Node, _Node]:
     root, key, reads = edge
     return (key, root) if reads else (root, key)
-
-
-def _has_cycle(edges: Iterable[_Edge]) -> bool:
-    before: dict[_Node, set[_Node]] = {}
-    for start, end in map(_ends, edges):
-        before.setdefault(end, set()).add(start)
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError:
-        return True
-    return False
 
 
 def _closing(edges: Iterable[_Edge]) -> set[_Edge]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import TYPE_CHECKING, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError
@@ -20,11 +21,12 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     ends_of_managed,
 )
 from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import Key, key_part, numbered_part
+from arroyo_dagster.orchestration.pipelines.names import Key, is_key_of, key_part, with_id
 from arroyo_dagster.orchestration.pipelines.sql import without_secrets
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.metadata.reader import BackendReader
+    from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
     from arroyo_dagster.state.model.ids import Epoch
     from arroyo_dagster.state.model.job_facts import JobAnswer
     from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -35,18 +37,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _NEWEST = 4
 """How many of the newest epochs are tried: the newest may not be finished yet."""
-_SHARE_OF_SOURCES = 0.5
-"""Of the time that is left after the listing: the time that Arroyo has to answer."""
+_MOST_NOTES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class RootListing:
     """What the listing of a store shows.
 
     Attributes:
         roots: of the pipelines in it.
         problem: why it is not to be trusted; None = it is.
-        notes: what it leaves out on purpose.
+        notes: what could not be read.
     """
 
     url: str
@@ -56,21 +57,28 @@ class Listing:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EpochEnds:
+    """What the newest epoch that could be read says of a pipeline."""
+
+    epoch: int
+    managed: bool
+    ends: tuple[End, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What is known of one pipeline besides its root; None = not known this time.
 
     Attributes:
         name, sql: as Arroyo says.
-        managed, epoch, ends: as the newest epoch says that could be read.
+        newest: None = also where the last list has read the newest epoch.
         deleted: the proof that Arroyo has deleted it.
     """
 
     name: str | None = None
     sql: str | None = field(default=None, repr=False)
-    managed: bool | None = None
-    epoch: int | None = None
-    ends: tuple[End, ...] | None = None
+    newest: EpochEnds | None = None
     deleted: str | None = None
 
 
@@ -82,16 +90,16 @@ NO_FACTS = Facts()
 
 def merged(
     last: PipelineList | None,
-    listing: Listing,
+    listing: RootListing,
     facts: Mapping[str, Facts],
     gone: Collection[str] = (),
 ) -> PipelineList:
     """Return the list after a listing.
 
-    * A listing with a problem changes nothing, nor does one without a pipeline where the last list
-      has some that did not leave.
-    * A pipeline leaves if it is not in the listing and its deletion is proven, or its root, its
-      name or its key is in `gone`; or if it is in the listing and its root is in `gone`.
+    * A listing with a problem changes nothing, nor does one that is empty while pipelines of the
+      last list have not left.
+    * A pipeline leaves if it is not in the listing and its deletion is proven, or `gone` has its
+      root, its name or its key; or if it is in the listing and `gone` has its root.
     * A new pipeline gets the key of its name, or of its root if no name is known. It keeps it for
       ever. If another pipeline has or had this key, the id of its job is appended.
     * What is not known this time stays as it was.
@@ -115,16 +123,17 @@ def merged(
         problem = f"the listing shows no pipeline, and the last one showed {len(before.pipelines)}"
     if problem is not None:
         return replace(before, problem=problem)
-    known = before.by_root
     names = {root: _utf8(facts.get(root, NO_FACTS).name) for root in listed}
-    keys = with_keys(before.keys, names)
-    pipelines = [*kept]
-    for root in listed:
-        pipeline = known.get(root) or _with_name(Pipeline(root, keys[root]), names[root])
-        pipelines.append(_with_facts(pipeline, facts.get(root, NO_FACTS)))
+    keys = _with_keys(before.keys, names)
+    known = dict(before.by_root) | {
+        root: Pipeline(root, keys[root], name if is_key_of(keys[root][-1], name) else None)
+        for root, name in names.items()
+        if root not in before.by_root
+    }
+    found = [_with_facts(known[root], facts.get(root, NO_FACTS)) for root in listed]
     return PipelineList(
         url=listing.url,
-        pipelines=tuple(sorted(pipelines, key=lambda pipeline: pipeline.key)),
+        pipelines=tuple(sorted([*kept, *found], key=lambda pipeline: pipeline.key)),
         keys=keys,
         listed_at_micros=listing.listed_at_micros,
         missing=tuple(sorted(pipeline.root for pipeline in kept)),
@@ -138,44 +147,30 @@ def gone_names(pipeline: Pipeline) -> set[str]:
     return {name for name in names if name}
 
 
-def with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict[str, Key]:
-    """Return the given keys, and one for each further root; no two are equal.
-
-    Args:
-        names: by root; None = the root makes the key.
-    """
+def _with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict[str, Key]:
     keys = dict(given)
     taken = {*keys.values()}
     for root in sorted(names.keys() - keys.keys()):
         name = names[root]
-        first = tuple(map(key_part, [name] if name else root.split("/")))
-        seconds = (root.rpartition("/")[2], root)
-        candidates = [first, *((*first[:-1], numbered_part(first[-1], one)) for one in seconds)]
-        keys[root] = next(key for key in candidates if key not in taken)
+        key = tuple(map(key_part, [name] if name else root.split("/")))
+        ids = chain([root.rpartition("/")[2], root], (f"{root}/{number}" for number in count(2)))
+        others = ((*key[:-1], with_id(key[-1], identity)) for identity in ids)
+        keys[root] = next(one for one in chain([key], others) if one not in taken)
         taken.add(keys[root])
     return keys
 
 
-def _with_name(pipeline: Pipeline, name: str | None) -> Pipeline:
-    """Return a new pipeline with the name that its key is made of; one that left may come back."""
-    is_of_name = name is not None and pipeline.key[-1].partition("---")[0] == key_part(name)
-    return replace(pipeline, name=name if is_of_name else None)
-
-
 def _with_facts(pipeline: Pipeline, facts: Facts) -> Pipeline:
     sql = pipeline.sql if facts.sql is None else _utf8(without_secrets(facts.sql))
-    ends: Sequence[End] | None = facts.ends
-    if ends is None and pipeline.epoch is not None and not pipeline.managed:
-        ends = ends_of_endpoints(pipeline)
-    new = replace(
-        pipeline,
-        current_name=_utf8(facts.name) or pipeline.current_name,
-        managed=pipeline.managed if facts.managed is None else facts.managed,
-        epoch=pipeline.epoch if facts.epoch is None else facts.epoch,
-        sql=sql,
-    )
-    if facts.ends is None and (sql == pipeline.sql or pipeline.managed):
-        return new
+    name = _utf8(facts.name) or pipeline.current_name
+    new, newest = replace(pipeline, current_name=name, sql=sql), facts.newest
+    if newest is not None:
+        ends: tuple[End, ...] | None = newest.ends
+        new = replace(new, managed=newest.managed, epoch=newest.epoch)
+    elif sql == pipeline.sql or pipeline.managed:
+        return new  # its sources and sinks are as they were
+    else:
+        ends = None if pipeline.epoch is None else ends_of_endpoints(pipeline)
     sources, sinks = endpoints_of(pipeline.key, ends, sql)
     return replace(new, sources=sources, sinks=sinks)
 
@@ -201,9 +196,9 @@ def list_pipelines(
 ) -> PipelineList:
     """List the pipelines below a checkpoint URL; see `merged`. Raises no `ArroyoStateError`.
 
-    It costs the listings above the data files, the answers of Arroyo for all jobs together, and one
-    or a few small objects of each pipeline with a new epoch. What is not read in time is read by
-    the next listing; if the listing itself is not done in time, it changes nothing.
+    It costs the listings above the data files, the answers of Arroyo for all jobs together, and a
+    few small objects of each pipeline with a new epoch. What is not read in time is read by the
+    next listing; if the listing itself is not done in time, it changes nothing.
 
     Args:
         directory: the sources of names, SQL and deletions; None = there are none.
@@ -212,59 +207,53 @@ def list_pipelines(
         layout: of the pipelines; None = both.
     """
     until = time.monotonic() + within_seconds
-    last = _of_place(last, url, layout)
-    listing, levels = _listed(store, url, layout, now_micros, until)
+    if last is not None and last.url != url:
+        last = PipelineList(url, keys=last.keys)
+    elif last is not None and layout is not None:
+        kept = tuple(one for one in last.pipelines if one.paths.layout is layout)
+        last = replace(last, pipelines=kept)
     known = {} if last is None else last.by_root
-    if levels is None:
-        return merged(last, listing, {}, gone)
-    answers, notes = _answers(directory, {*listing.roots, *known}, until)
-    hidden = {root for root in known if levels.hides(_paths(root))}
-    facts = {root: _said(answer) for root, answer in answers.items()}
-    for root in known.keys() - {*listing.roots} - hidden:
-        facts[root] = _deleted(known[root], answers, facts.get(root, NO_FACTS))
-    read, problems = _read(store, levels, listing.roots, known, until)
-    for root, epoch in read.items():
-        said = facts.get(root, NO_FACTS)
-        facts[root] = replace(said, managed=epoch.managed, epoch=epoch.epoch, ends=epoch.ends)
-    listing = replace(listing, notes=(*listing.notes, *notes, *problems))
+    listing = RootListing(url=url, listed_at_micros=now_micros)
+    shown = _listing_of(store, until)
+    if isinstance(shown, str):
+        return merged(last, replace(listing, problem=shown), {}, gone)
+    roots = [str(job.root) for job in shown.jobs if layout in (None, job.layout)]
+    newest, notes = _read(store, shown, roots, known, _half(until))
+    # No server knows a managed job, and the server's API is asked for each job that it lacks.
+    managed = {root for root in known if known[root].managed and root in roots}
+    managed |= {root for root, epoch in newest.items() if epoch.managed}
+    answers, problems = _answers(directory, sorted({*roots, *known} - managed), until)
+    facts = {
+        root: Facts(
+            name=answers[root].facts.name if root in answers else None,
+            sql=answers[root].facts.sql if root in answers else None,
+            newest=newest.get(root),
+            deleted=None if root in roots else _why_deleted(known[root], answers, shown),
+        )
+        for root in {*roots, *known}
+    }
+    hidden = [f"{path} cannot be listed: {error}" for path, error in shown.unreadable.items()]
+    listing = replace(listing, roots=tuple(roots), notes=(*hidden, *problems, *notes))
     return merged(last, listing, facts, gone)
 
 
-def _of_place(last: PipelineList | None, url: str, layout: Layout | None) -> PipelineList | None:
-    if last is None or last.url != url:
-        return None if last is None else PipelineList(url, keys=last.keys)
-    if layout is None:
-        return last
-    kept = tuple(one for one in last.pipelines if one.paths.layout is layout)
-    return last if len(kept) == len(last.pipelines) else replace(last, pipelines=kept)
+def _listing_of(store: ObjectStore, until: float) -> JobListing | str:
+    """List the jobs; a text = why the listing is not to be trusted.
 
+    A directory that may not be listed today nor tomorrow hides its jobs, and no others.
+    """
+    from arroyo_dagster.state.operations.catalog.jobs import list_readable_jobs
 
-def _paths(root: str) -> JobPaths:
-    from arroyo_dagster.state.operations.catalog.jobs import paths_of
-
-    return paths_of(root)
-
-
-def _listed(
-    store: ObjectStore, url: str, layout: Layout | None, now_micros: int, until: float
-) -> tuple[Listing, JobListing | None]:
-    from arroyo_dagster.state.operations.catalog.jobs import list_readable_jobs, unlisted
-
-    empty = Listing(url=url, listed_at_micros=now_micros)
     try:
-        found = _in_time(lambda: list_readable_jobs(store), until)
+        listing = _in_time(lambda: list_readable_jobs(store), until)
     except ArroyoStateError as error:
-        return replace(empty, problem=f"the listing failed: {error}"), None
-    if found is None:
-        return replace(empty, problem="the listing took too long; raise list_within"), None
-    failed = [error for error in found.unreadable.values() if error.retryable]
+        return f"the listing failed: {error}"
+    if listing is None:
+        return "the listing was not done in time"
+    failed = [error for error in listing.unreadable.values() if error.retryable]
     if failed:
-        text = f"{len(failed)} directories could not be listed: {failed[0]}"
-        return replace(empty, problem=text), None
-    notes = [f"{path} cannot be listed: {error}" for path, error in found.unreadable.items()]
-    notes += [f"{path} is left out: no store can write its name" for path in unlisted(found.levels)]
-    roots = (job.root for job in found.jobs if layout in (None, job.layout))
-    return replace(empty, roots=tuple(roots), notes=tuple(notes)), found
+        return f"{len(failed)} directories could not be listed, the first: {failed[0]}"
+    return listing
 
 
 def _in_time(call: Callable[[], _T], until: float) -> _T | None:
@@ -289,156 +278,135 @@ def _in_time(call: Callable[[], _T], until: float) -> _T | None:
     return results[0] if results else None
 
 
+def _half(until: float) -> float:
+    return (time.monotonic() + until) / 2
+
+
+def _paths(root: str) -> JobPaths:
+    from arroyo_dagster.state.operations.catalog.jobs import paths_of
+
+    return paths_of(root)
+
+
 # ---- what Arroyo says ----------------------------------------------------------------------------
 
 
 def _answers(
-    directory: JobDirectory | None, roots: Iterable[str], until: float
+    directory: JobDirectory | None, roots: Sequence[str], until: float
 ) -> tuple[dict[str, JobAnswer], list[str]]:
-    if directory is None or not directory.sources:
+    if directory is None or not directory.sources or not roots:
         return {}, []
-    asked = sorted(roots)
-    share = time.monotonic() + (until - time.monotonic()) * _SHARE_OF_SOURCES
-    found = _in_time(lambda: directory.look_up([_paths(root) for root in asked]), share)
-    if found is None:
-        return {}, ["the names of pipelines are not known: Arroyo did not answer in time"]
-    problems = {error.message: error for answer in found for error in answer.problems}
-    notes = [f"the names of some pipelines are not known: {error}" for error in problems.values()]
-    return dict(zip(asked, found, strict=True)), notes[:3]
+    answers = _in_time(lambda: directory.look_up([_paths(root) for root in roots]), until)
+    if answers is None:
+        return {}, ["names of pipelines are not known: Arroyo did not answer in time"]
+    problems = {str(error) for answer in answers for error in answer.problems}
+    notes = [f"names of pipelines are not known: {problem}" for problem in sorted(problems)]
+    return dict(zip(roots, answers, strict=True)), notes[:_MOST_NOTES]
 
 
-def _said(answer: JobAnswer) -> Facts:
-    return Facts(name=answer.facts.name, sql=answer.facts.sql)
-
-
-def _deleted(pipeline: Pipeline, answers: Mapping[str, JobAnswer], said: Facts) -> Facts:
-    """Add the proof that Arroyo has deleted a pipeline whose state is not on the store.
+def _why_deleted(
+    pipeline: Pipeline, answers: Mapping[str, JobAnswer], shown: JobListing
+) -> str | None:
+    """Return the proof that Arroyo has deleted a pipeline whose state is not on the store.
 
     It is the proof that the gc of dead jobs demands: a source that knows another job of this URL
-    says that there is no such pipeline. That source may be of another cluster that shares the URL;
-    so, besides, the list must know from Arroyo that the pipeline existed. In the legacy layout only
-    a database can prove it.
+    says that there is no such pipeline; in the legacy layout only a database can. That source may
+    be of another cluster that shares the URL: so Arroyo must have named the pipeline before, too.
     """
     from arroyo_dagster.state.model.job_facts import JobCondition
     from arroyo_dagster.state.planning.abandoned import why_abandoned
 
     answer = answers.get(pipeline.root)
-    if answer is None:
-        return said
-    was_named = pipeline.current_name is not None and pipeline.managed is False
-    if answer.facts.condition is not JobCondition.GONE and not was_named:
-        return said
+    if answer is None or shown.hides(pipeline.paths):
+        return None
+    named = pipeline.current_name is not None and pipeline.managed is False
+    if not named and answer.facts.condition is not JobCondition.GONE:
+        return None
     others = [other for root, other in answers.items() if root != pipeline.root]
-    return replace(said, deleted=why_abandoned(pipeline.paths, answer, others, managed=False))
+    return why_abandoned(pipeline.paths, answer, others, managed=False)
 
 
 # ---- what the state says -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    epoch: int
-    managed: bool
-    ends: tuple[End, ...]
-
-
 def _read(
     store: ObjectStore,
-    levels: JobListing,
-    roots: Sequence[str],
+    shown: JobListing,
+    roots: Iterable[str],
     known: Mapping[str, Pipeline],
     until: float,
-) -> tuple[dict[str, _Epoch], list[str]]:
-    """Read the newest epochs of the pipelines in the order of their roots, as far as time allows.
+) -> tuple[dict[str, EpochEnds], list[str]]:
+    """Read the newest epochs that the last list has not read, as far as time allows.
 
     Returns:
-        Those that are new, by root, and what could not be read.
+        By root, and what could not be read.
     """
     from arroyo_dagster.state.storage.concurrency import concurrently
 
-    done: dict[str, _Epoch] = {}
+    read: dict[str, EpochEnds | None] = {}
     failed: dict[str, ArroyoStateError] = {}
-    finished: set[str] = set()
 
-    def read(root: str) -> None:
-        if time.monotonic() >= until:
-            return
-        pipeline = known.get(root)
-        seen = None if pipeline is None else pipeline.epoch
-        try:
-            epoch = _newest(store, _paths(root), levels, seen)
-        except ArroyoStateError as error:
-            failed[root] = error
-        else:
-            if epoch is not None:
-                done[root] = epoch
-        finished.add(root)
+    def newest(root: str) -> None:
+        if time.monotonic() < until:
+            try:
+                read[root] = _newest(store, root, shown, known.get(root))
+            except ArroyoStateError as error:
+                failed[root] = error
 
     # New pipelines first: of the others the sources and sinks are known.
     order = sorted(roots, key=lambda root: (root in known, root))
-    _in_time(lambda: concurrently(read, order), until)
-    notes = [
-        f"the sources and sinks of {root} are not known anew: {error}"
-        for root, error in sorted(failed.copy().items())
-    ]
-    if left := len(order) - len(finished):
-        notes.append(f"the sources and sinks of {left} pipelines were not read in time")
-    return done.copy(), notes
+    _in_time(lambda: concurrently(newest, order), until)
+    found, problems = read.copy(), failed.copy()
+    notes = [f"{root} was not read: {problems[root]}" for root in sorted(problems)[:_MOST_NOTES]]
+    if left := len(order) - len(found) - len(problems):
+        notes.append(f"{left} pipelines were not read in time")
+    return {root: epoch for root, epoch in found.items() if epoch is not None}, notes
 
 
 def _newest(
-    store: ObjectStore, paths: JobPaths, levels: JobListing, seen: int | None
-) -> _Epoch | None:
-    """Read the newest epoch that is there; None if it is the one seen, or there is none."""
+    store: ObjectStore, root: str, shown: JobListing, known: Pipeline | None
+) -> EpochEnds | None:
+    """Read the newest epoch; None if there is none, or it is the one that is known."""
     from arroyo_dagster.state.metadata.reader import BackendReader
-    from arroyo_dagster.state.model.layout import Layout
+    from arroyo_dagster.state.model.layout import Layout, parse_checkpoint_dir
 
-    reader = BackendReader(store, paths)
-    legacy = paths.layout is Layout.LEGACY
-    for epoch in _newest_first(reader, levels) if legacy else reader.epochs()[:-2:-1]:
-        if epoch == seen:
+    reader = BackendReader(store, _paths(root))
+    if reader.paths.layout is Layout.LEGACY:
+        names = shown.levels[reader.paths.checkpoints()].directories
+        numbers = sorted(filter(None, map(parse_checkpoint_dir, names)))
+    else:
+        numbers = reader.epochs()
+    for epoch in numbers[: -_NEWEST - 1 : -1]:
+        if known is not None and epoch == known.epoch:
             return None
-        found = _legacy(reader, epoch) if legacy else _protocol(reader, epoch)
-        if found is not None:
+        if (found := _epoch_ends(reader, epoch)) is not None:
             return found
     return None
 
 
-def _newest_first(reader: BackendReader, levels: JobListing) -> Iterator[Epoch]:
-    """Yield the newest numbers of checkpoint directories, which the listing has shown."""
-    from arroyo_dagster.state.model.layout import parse_checkpoint_dir
-
-    names = levels.levels[str(reader.paths.checkpoints())].directories
-    found = (parse_checkpoint_dir(name) for name in names)
-    yield from sorted((epoch for epoch in found if epoch is not None), reverse=True)[:_NEWEST]
-
-
-def _legacy(reader: BackendReader, epoch: Epoch) -> _Epoch | None:
+def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
+    """Read one epoch; None if it is none: a directory of the legacy layout without metadata."""
     from arroyo_dagster.state.codec import metadata  # loads protobuf
+    from arroyo_dagster.state.model.layout import Layout
 
-    head = reader.objects.optional(
-        reader.paths.legacy_metadata(epoch), metadata.decode_legacy_checkpoint
-    )
-    if head is None:
-        return None
-    operators = {
-        # Only the operators that may be a source or a sink are read.
-        str(name): reader.load_operator_metadata(name, epoch)
-        for name in head.operators
-        if head.progress is not None or ends_of_arroyo({name: ()})
-    }
+    operators: Iterable[OperatorCheckpoint | None]
+    if reader.paths.layout is Layout.LEGACY:
+        path = reader.paths.legacy_metadata(epoch)
+        head = reader.objects.optional(path, metadata.decode_legacy_checkpoint)
+        if head is None:
+            return None
+        progress, names = head.progress, head.operators
+        if progress is None:  # of Arroyo's operators only sources and sinks are read
+            names = tuple(name for name in names if ends_of_arroyo({name: ()}))
+        operators = [reader.load_operator_metadata(name, epoch) for name in names]
+    else:
+        checkpoint = reader.load_checkpoint_metadata(epoch)
+        progress, operators = checkpoint.progress, checkpoint.operators
+        names = tuple(one.operator for one in checkpoint.operators)
     configs = {
-        name: () if operator is None else tuple(operator.configs.values())
-        for name, operator in operators.items()
+        str(name): () if operator is None else tuple(operator.configs.values())
+        for name, operator in zip(names, operators, strict=True)
     }
-    if head.progress is not None:
-        return _Epoch(epoch, True, tuple(ends_of_managed(configs, head.progress.offsets)))
-    return _Epoch(epoch, False, tuple(ends_of_arroyo(configs)))
-
-
-def _protocol(reader: BackendReader, epoch: Epoch) -> _Epoch:
-    checkpoint = reader.load_checkpoint_metadata(epoch)
-    configs = {str(one.operator): tuple(one.configs.values()) for one in checkpoint.operators}
-    if checkpoint.progress is not None:
-        return _Epoch(epoch, True, tuple(ends_of_managed(configs, checkpoint.progress.offsets)))
-    return _Epoch(epoch, False, tuple(ends_of_arroyo(configs)))
+    if progress is None:
+        return EpochEnds(epoch, False, tuple(ends_of_arroyo(configs)))
+    return EpochEnds(epoch, True, tuple(ends_of_managed(configs, progress.offsets)))

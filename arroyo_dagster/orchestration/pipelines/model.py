@@ -25,7 +25,7 @@ _NEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class LineageEndpoint:
     """A source or a sink.
 
     Attributes:
@@ -59,8 +59,8 @@ class Pipeline:
     name: str | None = None
     current_name: str | None = None
     managed: bool | None = None
-    sources: tuple[Endpoint, ...] = ()
-    sinks: tuple[Endpoint, ...] = ()
+    sources: tuple[LineageEndpoint, ...] = ()
+    sinks: tuple[LineageEndpoint, ...] = ()
     sql: str | None = None
     epoch: int | None = None
 
@@ -164,8 +164,8 @@ def _pipeline(fields: Fields) -> Pipeline:
     return pipeline
 
 
-def _endpoint(fields: Fields) -> Endpoint:
-    return Endpoint(
+def _endpoint(fields: Fields) -> LineageEndpoint:
+    return LineageEndpoint(
         key=_key(fields, "key"),
         operator=fields.text("operator"),
         connector=fields.optional_text("connector"),

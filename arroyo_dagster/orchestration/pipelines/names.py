@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from arroyo_dagster.errors import InputError
 
 Key = tuple[str, ...]
-"""The parts of a key; each as `key_part` or `numbered_part` returns it."""
+"""The parts of a key; each as `key_part` or `with_id` returns it."""
 
 # A dash stays between ordinary characters: `--` begins an escape, and `---` never occurs.
 _ESCAPED = re.compile(r"-(?![A-Za-z0-9_])|[^A-Za-z0-9_-]")
@@ -58,7 +58,7 @@ def _character(code: int) -> str:
     return chr(code) if code < 0x110000 else ""
 
 
-def numbered_part(part: str, identity: str) -> str:
+def with_id(part: str, identity: str) -> str:
     """Return the part for a second thing of the same name; `key_part` never returns it.
 
     Args:
@@ -66,6 +66,11 @@ def numbered_part(part: str, identity: str) -> str:
         identity: tells the two apart, for example the id of a job.
     """
     return f"{part}{_SECOND}{key_part(identity)}"
+
+
+def is_key_of(part: str, name: str | None) -> bool:
+    """Return whether a part is that of a name, or of a second thing of this name."""
+    return bool(name) and part.partition(_SECOND)[0] == key_part(name or "")
 
 
 def layers(keys: Iterable[Key]) -> list[list[Key]]:

@@ -15,8 +15,10 @@ from arroyo_dagster.redaction import holds_secret
 _MOST_LETTERS = 1 << 20
 _HIDDEN = "'***'"
 _TOKEN = re.compile(
-    r"""--[^\n]*|/\*.*?\*/|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|[\w.]+|\S""", re.DOTALL
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|[\w.]+|\S""",
+    re.DOTALL,
 )
+_VALUE = re.compile(r"[\w'\"`]")
 _CREATE_TABLE = re.compile(r"CREATE (?:OR REPLACE )?(?:TEMPORARY |TEMP |EXTERNAL )?TABLE$")
 
 
@@ -88,7 +90,7 @@ def _created(words: _Words) -> tuple[str | None, list[tuple[str, str, re.Match[s
     """Return the table that a statement creates, with its options and the places of their values;
     None = it creates none.
     """
-    first = next((at for at in range(5) if _CREATE_TABLE.match(_upper(words[:at]))), None)
+    first = next((at for at in range(6) if _CREATE_TABLE.match(_upper(words[:at]))), None)
     if first is None:
         return None, []
     if _upper(words[first : first + 3]) == "IF NOT EXISTS":
@@ -108,8 +110,10 @@ def _options(words: _Words) -> Iterator[tuple[str, str, re.Match[str]]]:
         elif word[0] == ")":
             depth -= 1
             inside = inside and depth > 0
-        elif inside and word[0] == "=" and 0 < at < len(words) - 1:
-            yield _unquoted(words[at - 1]).lower(), _unquoted(words[at + 1]), words[at + 1]
+        elif inside and word[0] == "=":
+            for value in words[at + 1 : at + 2]:
+                if _VALUE.match(value[0]):
+                    yield _unquoted(words[at - 1]).lower(), _unquoted(value), value
 
 
 def _upper(words: _Words) -> str:

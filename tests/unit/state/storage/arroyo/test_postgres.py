@@ -50,7 +50,7 @@ CREATE ROLE stranger LOGIN PASSWORD 'stranger-77aa';
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader;
 """
 COPIED = {
-    "pipelines": ("id", "pub_id", "name", "state_url", "program"),
+    "pipelines": ("id", "pub_id", "name", "textual_repr", "state_url", "program"),
     "job_configs": (
         *("id", "pipeline_name", "pipeline_id", "stop", "checkpoint_interval_micros"),
         *("ttl_micros", "ignore_state_before_epoch"),
