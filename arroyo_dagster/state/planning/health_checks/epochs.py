@@ -19,7 +19,7 @@ from arroyo_dagster.state.planning.health_checks.facts import (
     missing_evidence,
 )
 from arroyo_dagster.state.planning.verify.findings import error, warning
-from arroyo_dagster.state.planning.verify.fleet import failed_job
+from arroyo_dagster.state.planning.verify.fleet import every_job_recent, failed_job
 
 _HOUR = 3_600_000_000
 _SLOW_EPOCHS = 3
@@ -36,11 +36,23 @@ def newest_epoch_readable(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 
 def epochs_on_time(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find a job that failed, or whose next epoch is overdue by its usual interval."""
+    """Find a job that failed, or whose next epoch is overdue by its usual interval.
+
+    A job that runs, as a source reports, is overdue after an hour, whatever is usual for it.
+    """
     if facts.age.condition is JobCondition.FAILED:
         return [failed_job(facts.age)]
-    if reason := facts.idle or missing_evidence(facts.epochs):
-        return reason
+    if facts.idle is not None:
+        return facts.idle
+    if reason := missing_evidence(facts.epochs):
+        if facts.age.condition is not JobCondition.RUNNING:
+            return reason
+        gaps = [
+            later.finished_micros - epoch.finished_micros for epoch, later in pairwise(facts.epochs)
+        ]
+        limit = max(_HOUR, limits.overdue_intervals * max(gaps, default=0))
+        verdict = every_job_recent([facts.age], now_micros=facts.now_micros, limit_micros=limit)
+        return list(verdict.findings) or reason
     interval = facts.interval_micros
     age = facts.age.age_micros(facts.now_micros)
     allowed = max(limits.overdue_intervals * interval, limits.overdue_micros)

@@ -172,6 +172,14 @@ SICK = {
         "epochs_on_time",
         healthy(age=replace(healthy().age, condition=JobCondition.FAILED, source="api")),
     ),
+    "job-stands-still": (
+        "epochs_on_time",
+        healthy(
+            age=replace(healthy().age, condition=JobCondition.RUNNING, source="api"),
+            epochs=[row(EPOCHS)],
+            now_micros=LATE + DAY,
+        ),
+    ),
     "watermark-stalled": ("watermark_advances", healthy(epochs=STALLED)),
     "watermark-behind": ("watermark_advances", healthy(epochs=BEHIND)),
     "epoch-gap": ("no_epoch_missing", healthy(present=GAP)),
