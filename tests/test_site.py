@@ -205,7 +205,7 @@ def _entries() -> dict[str, str]:
 ROW = re.compile(r"^\| `([a-z0-9-]+)` \| [a-z, ]+ \| \S.+ \| \S.+ \|$", re.MULTILINE)
 """A finding that only `health` has, in the table of its kind."""
 WITHOUT_RULE = {
-    *("job-missing", "job-stands-still", "no-job", "root-missing"),
+    *("job-missing", "no-job", "root-missing"),
     *("less-than-forecast", "merge-differs"),
 }
 """Findings of Dagster's fleet, which knows the jobs that there were, and of compactions."""

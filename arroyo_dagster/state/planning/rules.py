@@ -94,7 +94,7 @@ RULES = (
     Rule(
         name="epochs_on_time",
         kind="late",
-        codes=_codes("epoch-overdue job-failed"),
+        codes=_codes("epoch-overdue job-failed job-stands-still"),
         expects="No job failed, and no running job's next epoch is overdue by its usual interval.",
         judge=epochs.epochs_on_time,
         example="epoch 30 is 24 min old; usually there is one every 4 min",

@@ -1,1 +1,1 @@
-"""Listing of jobs and epochs, their changes, and the catalogue of epochs and jobs."""
+"""Listing of jobs and epochs, their changes, and the health of jobs."""

@@ -357,6 +357,6 @@ def _nothing_left(store: ObjectStore, known: Sized) -> NothingLeft:
         f"all {len(known)} known jobs are missing from the store, which indicates a failure of "
         "the store or a wrong URL",
         url=store.url,
-        next_step="check the URL and the store; if the jobs are really gone, acknowledge "
-        "each of them with the job arroyo_forget_job",
+        next_step="check the URL and the store; if the jobs were deleted on purpose, name each of "
+        "them as gone",
     )

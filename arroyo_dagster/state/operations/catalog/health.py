@@ -26,6 +26,7 @@ from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.audit import audit_jobs
 from arroyo_dagster.state.planning.health_checks.facts import (
     HealthFacts,
+    epochs_to_read,
     files_of,
     known_epochs,
     suffices,
@@ -40,9 +41,6 @@ from arroyo_dagster.state.planning.rules import (
 from arroyo_dagster.state.planning.verify.fleet import JobAge
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
-
-EPOCHS = 200
-"""How many of the newest epochs of a job show what is usual."""
 
 
 def job_health(
@@ -79,8 +77,8 @@ def job_health(
         moved = list_quarantines(store, paths) if pins.quarantines else []
         journal = check_journal(store, paths, NEWEST)
         recorded = {one.epoch for one in history} if suffices(history) else set()
-        recent = present[-2:-1] if recorded else present[-EPOCHS:-1]
-        read = read_epochs(store, paths, recent, given.on_progress)
+        earlier = present[-2:-1] if recorded else epochs_to_read(present)[:-1]
+        read = read_epochs(store, paths, earlier, given.on_progress)
         if checkpoint is not None:
             read[checkpoint.epoch] = checkpoint
             recorded.discard(checkpoint.epoch)
@@ -96,7 +94,7 @@ def job_health(
     judged = HealthFacts(
         age=age,
         now_micros=now_micros,
-        epochs=known_epochs(stored, history)[-EPOCHS:],
+        epochs=known_epochs(stored, history),
         present=present,
         files=list(files_of(checkpoint, footers)) if checkpoint else (),
         checkpoint=checkpoint,

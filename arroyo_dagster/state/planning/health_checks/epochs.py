@@ -19,7 +19,7 @@ from arroyo_dagster.state.planning.health_checks.facts import (
     missing_evidence,
 )
 from arroyo_dagster.state.planning.verify.findings import error, warning
-from arroyo_dagster.state.planning.verify.fleet import failed_job
+from arroyo_dagster.state.planning.verify.fleet import every_job_recent, failed_job
 
 _HOUR = 3_600_000_000
 _SLOW_EPOCHS = 3
@@ -36,11 +36,23 @@ def newest_epoch_readable(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 
 def epochs_on_time(facts: HealthFacts, limits: HealthLimits) -> Found:
-    """Find a job that failed, or whose next epoch is overdue by its usual interval."""
+    """Find a job that failed, or whose next epoch is overdue by its usual interval.
+
+    A job that runs, as a source reports, is overdue after an hour, whatever is usual for it.
+    """
     if facts.age.condition is JobCondition.FAILED:
         return [failed_job(facts.age)]
-    if reason := facts.idle or missing_evidence([epoch.finished_micros for epoch in facts.epochs]):
-        return reason
+    if facts.idle is not None:
+        return facts.idle
+    if reason := missing_evidence(facts.epochs):
+        if facts.age.condition is not JobCondition.RUNNING:
+            return reason
+        gaps = [
+            later.finished_micros - epoch.finished_micros for epoch, later in pairwise(facts.epochs)
+        ]
+        limit = max(_HOUR, limits.overdue_intervals * max(gaps, default=0))
+        verdict = every_job_recent([facts.age], now_micros=facts.now_micros, limit_micros=limit)
+        return list(verdict.findings) or reason
     interval = facts.interval_micros
     age = facts.age.age_micros(facts.now_micros)
     allowed = max(limits.overdue_intervals * interval, limits.overdue_micros)
@@ -59,22 +71,22 @@ def watermark_advances(facts: HealthFacts, limits: HealthLimits) -> Found:
     if facts.idle is not None:
         return facts.idle
     marks = [
-        (epoch.watermark_micros, epoch.finished_micros)
+        (epoch, epoch.watermark_micros)
         for epoch in facts.epochs
         if epoch.watermark_micros is not None
     ]
     if not marks:
         return "no epoch has a watermark"
-    watermark, finished = marks[-1]
-    same = list(takewhile(lambda mark: mark[0] == watermark, reversed(marks)))
-    span = finished - same[-1][1]
+    newest, watermark = marks[-1]
+    same = list(takewhile(lambda mark: mark[1] == watermark, reversed(marks)))
+    span = newest.finished_micros - same[-1][0].finished_micros
     if len(same) > _STALLED_EPOCHS and span >= limits.stalled_micros:
         evidence = f"its watermark has not moved for {len(same)} epochs, {format_micros(span)}"
         step = "look for an idle partition of a source, or a source without new events"
         return [warning("watermark-stalled", facts.job, evidence, step)]
-    if reason := missing_evidence([end for _, end in marks[:-1]]):
+    if reason := missing_evidence([epoch for epoch, _ in marks[:-1]]):
         return reason
-    lags = [end - mark for mark, end in marks]
+    lags = [epoch.finished_micros - mark for epoch, mark in marks]
     before = median(lags[:-1])
     if lags[-1] <= max(_HOUR, limits.unusual_factor * before):
         return []
@@ -112,12 +124,12 @@ def no_epoch_missing(facts: HealthFacts, limits: HealthLimits) -> Found:
 def durations_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job whose latest checkpoints all take much longer than usual."""
     known = [
-        (epoch.finished_micros, epoch.duration_micros)
+        (epoch, epoch.duration_micros)
         for epoch in facts.epochs
         if epoch.duration_micros is not None
     ]
     latest, earlier = known[-_SLOW_EPOCHS:], known[:-_SLOW_EPOCHS]
-    if reason := missing_evidence([finished for finished, _ in earlier]):
+    if reason := missing_evidence([epoch for epoch, _ in earlier]):
         return reason
     before = median(duration for _, duration in earlier)
     fastest = min(duration for _, duration in latest)

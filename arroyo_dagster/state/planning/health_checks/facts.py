@@ -10,7 +10,7 @@ from statistics import median
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.health import EpochFigures, TableFigures
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.model.units import format_micros
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros, ordered_operators
@@ -23,7 +23,9 @@ Found = list[Finding] | str
 
 LEAST_EPOCHS = 20
 LEAST_MICROS = 3_600_000_000
-"""What is usual for a job shows in so many epochs, finished within this time or longer."""
+"""What is usual for a job shows in so many epochs, finished within this time or longer: an hour."""
+
+_HALF = 100
 
 NO_EPOCH = "no epoch of the job can be read"
 NO_FILES = "the newest epoch of the job lists no files, or cannot be read"
@@ -113,11 +115,8 @@ class HealthFacts:
 
     @property
     def interval_micros(self) -> float:
-        """The usual time between two epochs, of two or more with `evidence`."""
-        return median(
-            (later.finished_micros - epoch.finished_micros) / (later.epoch - epoch.epoch)
-            for epoch, later in pairwise(self.epochs)
-        )
+        """The usual time between two epochs, of two or more."""
+        return _interval(pairwise(self.epochs))
 
     def files_by_table(self) -> Mapping[tuple[str, str], list[FileAtEpoch]]:
         """Return the files of the newest epoch by operator and table."""
@@ -135,34 +134,63 @@ class HealthFacts:
         for table in () if newest is None else newest.tables:
             key = (table.operator, table.table)
             earlier = [
-                (epoch.finished_micros, before)
+                (epoch, before)
                 for epoch in self.epochs[:-1]
                 for before in epoch.tables
                 if (before.operator, before.table) == key
             ]
-            if missing_evidence([finished for finished, _ in earlier]) is None:
+            if missing_evidence([epoch for epoch, _ in earlier]) is None:
                 yield f"{table.operator}.{table.table}", table, [before for _, before in earlier]
 
 
-def missing_evidence(finished: Sequence[int]) -> str | None:
+def missing_evidence(epochs: Sequence[EpochFigures]) -> str | None:
     """Return why epochs do not show what is usual; None if they do.
 
+    The times in their metadata count: those of objects change with every copy. A rest between two
+    epochs counts as ten intervals at most.
+
     Args:
-        finished: when they were finished, by their metadata: times of objects change with every
-            copy.
+        epochs: ascending.
     """
-    span = max(finished) - min(finished) if finished else 0
-    if len(finished) >= LEAST_EPOCHS and span >= LEAST_MICROS:
+    pairs = list(pairwise(epochs))
+    most = 10 * _interval(pairs) if pairs else 0
+    span = sum(
+        min(later.finished_micros - epoch.finished_micros, most * (later.epoch - epoch.epoch))
+        for epoch, later in pairs
+    )
+    if len(epochs) >= LEAST_EPOCHS and span >= LEAST_MICROS:
         return None
     return (
-        f"{len(finished)} epochs are known, of {format_micros(span)}; what is usual shows in "
+        f"{len(epochs)} epochs are known, of {format_micros(span)}; what is usual shows in "
         f"{LEAST_EPOCHS} epochs of an hour or more"
     )
 
 
+def _interval(pairs: Iterable[tuple[EpochFigures, EpochFigures]]) -> float:
+    """Return the usual time between two epochs."""
+    return median(
+        (later.finished_micros - epoch.finished_micros) / (later.epoch - epoch.epoch)
+        for epoch, later in pairs
+    )
+
+
+def epochs_to_read(present: Sequence[Epoch]) -> list[Epoch]:
+    """Return the epochs of a store that show what is usual, ascending: 200 at most.
+
+    These are the newest hundred, and fifty pairs spread over the others: 200 epochs in a row may be
+    of less than an hour, and what an epoch writes shows beside the one before it.
+    """
+    if len(present) <= 2 * _HALF:
+        return list(present)
+    older = present[:-_HALF]
+    step = -(-len(older) // (_HALF // 2))
+    spread = [epoch for at in range(0, len(older), step) for epoch in older[at : at + 2]]
+    return [*spread, *present[-_HALF:]]
+
+
 def suffices(history: Sequence[EpochFigures]) -> bool:
     """Return whether a history shows what is usual without the epochs that the store has."""
-    return missing_evidence([epoch.finished_micros for epoch in history if epoch.tables]) is None
+    return missing_evidence(known_epochs((), [one for one in history if one.tables])) is None
 
 
 def known_epochs(

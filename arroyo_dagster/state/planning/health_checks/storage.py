@@ -55,11 +55,11 @@ def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
 def writes_changes_only(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job that writes most of its state again with every epoch."""
     shares = [
-        (epoch.finished_micros, epoch.new_size_bytes / epoch.size_bytes)
+        (epoch, epoch.new_size_bytes / epoch.size_bytes)
         for epoch in facts.epochs
         if epoch.new_size_bytes is not None and epoch.size_bytes
     ]
-    if reason := missing_evidence([finished for finished, _ in shares]):
+    if reason := missing_evidence([epoch for epoch, _ in shares]):
         return reason
     newest = facts.newest
     if newest is None or newest.size_bytes is None:

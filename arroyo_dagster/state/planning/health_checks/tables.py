@@ -60,7 +60,7 @@ def row_counts_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 
 def _no_history(facts: HealthFacts) -> str:
-    earlier = [epoch.finished_micros for epoch in facts.epochs[:-1] if epoch.tables]
+    earlier = [epoch for epoch in facts.epochs[:-1] if epoch.tables]
     return missing_evidence(earlier) or "each table of its newest epoch is new"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.units import format_micros
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict, error, warning
 
 NOT_JUDGED = "not judged"
@@ -137,10 +138,8 @@ def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> Finding 
         return warning("no-epoch", job.job, "has no epoch yet", step)
     if age_micros <= limit_micros:
         return None
-    evidence = (
-        f"epoch {job.epoch} is {age_micros // 1000000} s old; expected at most "
-        f"{limit_micros // 1000000} s"
-    )
+    age, limit = format_micros(age_micros), format_micros(limit_micros)
+    evidence = f"epoch {job.epoch} is {age} old; expected at most {limit}"
     known = job.condition is not JobCondition.UNKNOWN
     if known:
         evidence += f"; {job.source or 'Arroyo'} reports that it is {job.condition.value}"

@@ -1,6 +1,6 @@
 -- How the tables of a job grow, with a forecast from 20 epochs or more, of an hour or more.
 -- JOB
--- :epochs integer 200 Compare this many of the newest epochs.
+-- :epochs integer 400 Compare this many of the newest epochs.
 -- :days number 30 Forecast the sizes after this many days.
 -- :limit_bytes integer null The size that a table may reach, for the days that are left until then.
 with points as (

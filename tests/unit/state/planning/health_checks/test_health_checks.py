@@ -23,6 +23,7 @@ from arroyo_dagster.state.planning.health_checks.facts import (
     Found,
     HealthFacts,
     epoch_figures,
+    epochs_to_read,
     missing_evidence,
 )
 from arroyo_dagster.state.planning.rules import (
@@ -171,6 +172,14 @@ SICK = {
         "epochs_on_time",
         healthy(age=replace(healthy().age, condition=JobCondition.FAILED, source="api")),
     ),
+    "job-stands-still": (
+        "epochs_on_time",
+        healthy(
+            age=replace(healthy().age, condition=JobCondition.RUNNING, source="api"),
+            epochs=[row(EPOCHS)],
+            now_micros=LATE + DAY,
+        ),
+    ),
     "watermark-stalled": ("watermark_advances", healthy(epochs=STALLED)),
     "watermark-behind": ("watermark_advances", healthy(epochs=BEHIND)),
     "epoch-gap": ("no_epoch_missing", healthy(present=GAP)),
@@ -312,8 +321,24 @@ def test_a_check_shows_what_it_reports_and_the_limits_that_it_obeys(name: str) -
 )
 def test_what_is_usual_needs_an_hour_and_20_epochs(epochs: int, minutes: int, enough: bool) -> None:
     step = minutes * MINUTE // (epochs - 1) + 1
-    finished = [START + at * step for at in range(epochs)]
+    finished = [row(at, finished_micros=START + at * step) for at in range(epochs)]
     assert (missing_evidence(finished) is None) is enough
+
+
+def test_a_rest_of_a_day_is_no_evidence() -> None:
+    days = [START + at // 5 * DAY + at % 5 * 10 * SECOND for at in range(40)]
+    finished = [row(at, finished_micros=micros) for at, micros in enumerate(days)]
+    assert missing_evidence(finished) is not None
+
+
+@pytest.mark.parametrize("count", [1, 199, 200, 201, 250, 1000, 12_345])
+def test_the_epochs_that_are_read_are_few_and_spread_over_all(count: int) -> None:
+    present = [Epoch(at) for at in range(1, count + 1)]
+    chosen = epochs_to_read(present)
+    assert len(chosen) <= 200
+    assert chosen == sorted(set(chosen))
+    assert chosen[-100:] == present[-100:]
+    assert (chosen[0], chosen[-1]) == (present[0], present[-1])
 
 
 NEED_EVIDENCE = {
