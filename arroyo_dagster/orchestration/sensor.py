@@ -19,6 +19,7 @@ from arroyo_dagster.orchestration.rendering import (
     DATA_VERSION,
     counted,
     known,
+    number,
     table,
     time_of_day,
     timestamp,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 CURSOR_VERSION = 1
 _NAMED = 10
+_EPOCHS = 20
 _JITTER_SECONDS = 5
 
 
@@ -63,12 +65,15 @@ class SensorOptions:
             the next tick, which is not delayed.
         budget_seconds: nothing is started after it; Dagster ends a tick at 60.
         files_per_job: for a pipeline with more files, bytes and rows are left out.
+        source_rates: also show how far and how fast each partition of the sources is read; this
+            reads the positions of the newest 20 epochs.
     """
 
     interval_seconds: int | None = None
     events: int = 300
     budget_seconds: float = 20.0
     files_per_job: int = 256
+    source_rates: bool = False
 
 
 def build_checkpoint_sensor(
@@ -220,12 +225,10 @@ class _Tick:
         if key is None:
             self.unknown.append(job.paths.root)
         elif not self._has(key, checkpoint):
-            event = self._event(key, job, checkpoint)
             # Epochs may have expired before they were seen; a job that began anew counts from 1.
             new = int(checkpoint.epoch) - before if before else 0
             seen = len(job.checkpoints) + job.passed_over
-            event.metadata["arroyo/new_epochs"] = dg.MetadataValue.int(max(new, seen))
-            self.events.append(event)
+            self.events.append(self._event(key, job, checkpoint, max(new, seen)))
 
     def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
         """Whether the instance has the event of an epoch: a tick cut short is repeated."""
@@ -238,11 +241,13 @@ class _Tick:
         return finished is not None and finished.value == checkpoint.finish_time_micros
 
     def _event(
-        self, key: dg.AssetKey, job: "JobChanges", checkpoint: Checkpoint
+        self, key: dg.AssetKey, job: "JobChanges", checkpoint: Checkpoint, new_epochs: int
     ) -> dg.AssetMaterialization:
         before = None if job.before is None or job.passed_over else frozenset(job.before.paths)
         amounts = epoch_figures(checkpoint, before, self._facts(job, checkpoint))
-        metadata = checkpoint_metadata(checkpoint, amounts)
+        metadata = checkpoint_metadata(checkpoint, amounts) | {"arroyo/new_epochs": new_epochs}
+        if self.options.source_rates:
+            metadata |= known({"sources": self._sources(job.paths)})
         page = self.resource.arroyo_page(job.paths, managed=checkpoint.progress is not None)
         if page is not None:
             metadata["Arroyo"] = page
@@ -251,6 +256,28 @@ class _Tick:
             description=f"epoch {checkpoint.epoch} of {job.paths.root} is ready",
             tags={DATA_VERSION: data_version(checkpoint)},
             metadata=metadata,
+        )
+
+    def _sources(self, paths: JobPaths) -> Any:
+        """Return the positions of sources and their rates as a table, what stands still first."""
+        from arroyo_dagster.state.operations.query.sql import SqlCatalog
+        from arroyo_dagster.state.operations.query.state import open_state
+
+        catalog = SqlCatalog(open_state(self.store))
+        try:
+            rows = catalog.saved("offsets", str(paths.root), {"epochs": str(_EPOCHS)}).to_dicts()
+        except ArroyoStateError as error:
+            self.context.log.warning(f"{paths.root}: sources are left out: {error}")
+            return None
+        return table(
+            {
+                "operator": row["operator"],
+                "partition": row["partition"],
+                "position": number(row["position"]),
+                "a second": None if row["per_second"] is None else f"{row['per_second']:,.1f}",
+                "state": row["status"],
+            }
+            for row in sorted(rows, key=lambda row: row["status"] != "stands still")
         )
 
     def _facts(self, job: "JobChanges", checkpoint: Checkpoint) -> Mapping[Any, Any]:

@@ -13,7 +13,7 @@ import queue
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -250,7 +250,7 @@ def serve(
     tools: Tools,
     *,
     noted: Callable[[Pipeline], dg.AssetKey] | None = None,
-) -> Iterator[Any]:
+) -> Generator[Any, Any, Results]:
     """Serve pipelines, and yield the events of each in their order.
 
     Those that wait for a lease, or whose store failed, are served once more behind the others.
@@ -258,6 +258,9 @@ def serve(
     Args:
         context: of the step.
         noted: the asset that gets an observation where a pipeline waits or fails; None = none.
+
+    Returns:
+        The outcome of each pipeline; none of them failed.
 
     Raises:
         dagster.Failure: a pipeline failed; all others were served.
@@ -290,6 +293,7 @@ def serve(
             f"{config.budget_minutes:g} min is used up"
         )
     results.check()
+    return results
 
 
 def _events(served: Iterator[Served], results: Results) -> Iterator[Any]:

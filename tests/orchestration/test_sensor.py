@@ -294,3 +294,12 @@ def test_a_cursor_of_another_release_or_damaged_is_refused(text: str) -> None:
 def test_an_entry_of_the_cursor_that_cannot_be_read_hides_no_other_job(entry: str) -> None:
     cursor = decode_cursor(f'{{"v":1,"s":{{{entry},"old":[8]}}}}')
     assert cursor.positions == {OLD: JobPosition(None, Epoch(8))}
+
+
+def test_rates_of_sources_are_shown_where_they_are_asked_for(deployed: Any) -> None:
+    run_word_job(deployed.store, sinks=0)
+    deployed.build(sensor=SensorOptions(source_rates=True))
+    (event,) = deployed.evaluate().asset_events
+    rows = [row.data for row in event.metadata["sources"].records]
+    assert [row["operator"] for row in rows] == ["lines"]
+    assert rows[0]["position"] == "24"

@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import (
     LastResult,
     is_news,
@@ -87,8 +88,11 @@ def build_verify(
             wanted = [*map(names.find, config.pipelines)] or due(tools, context.instance)
             last = _last(names, context.instance, wanted)
         work = _work(names, context, options, last)
-        yield from serve(context, wanted, work, config, tools)
-        yield dg.Output(None, metadata={"arroyo/pipelines": len(wanted)})
+        results = yield from serve(context, wanted, work, config, tools)
+        table = shown.table(results.rows())
+        yield dg.Output(
+            None, metadata=shown.known({"arroyo/pipelines": len(wanted), "pipelines": table})
+        )
 
     @dg.job(
         name=names.name(JOB),

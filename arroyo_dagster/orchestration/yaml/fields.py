@@ -271,6 +271,10 @@ class Sensor(YamlModel):
         ge=1,
         description="For a pipeline with more files, bytes and rows are left out of the event.",
     )
+    source_rates: bool = Field(
+        default=SensorOptions.source_rates,
+        description="Show how far and how fast each partition of the sources is read.",
+    )
 
     def options(self) -> SensorOptions:
         """Return the same options for `build_arroyo_definitions`."""
