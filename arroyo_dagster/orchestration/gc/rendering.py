@@ -1,6 +1,6 @@
 """Format a gc run for people: its plan, its proof, its outcome and its journal."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
-    from arroyo_dagster.state.operations.gc.journal import JournalEntry, JournalRun
 
 _OBJECTS_LISTED = 20
 """How many objects a page lists; `arroyo-state gc plan` and `sql @journal` list all."""
@@ -105,7 +104,7 @@ def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
             "data files": _format_files(plan),
             "engine": "; ".join(map(str, outcome.engines)) or None,
             "arroyo/plan": plan.digest,
-            "arroyo/journal": outcome.run,
+            "arroyo/journal": outcome.run and f"{plan.paths.journal}/{outcome.run}",
             "arroyo/quarantine": outcome.quarantine,
         }
     )
@@ -113,42 +112,3 @@ def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
 
 def _format_files(plan: GcPlan) -> str:
     return f"{shown.counted(len(plan.data), 'file')}, {shown.size(plan.data.size_bytes)}"
-
-
-def journal_metadata(
-    runs: Sequence["JournalRun"], entries: Sequence["JournalEntry"]
-) -> dict[str, Any]:
-    """Return what was ever deleted from a job, run by run, and what the newest run did."""
-    return shown.known(
-        {
-            "deleted so far": f"{shown.size(sum(run.size_bytes for run in runs))} in "
-            f"{shown.counted(len(runs), 'run')}",
-            "arroyo/newest_run": runs[-1].name,
-            "size by run": shown.sparkline(
-                [float(run.size_bytes) for run in runs], lambda size: format_bytes(int(size))
-            ),
-            "runs": shown.table(map(_run, reversed(runs))),
-            "newest run": shown.table(map(_entry, islice(entries, _OBJECTS_LISTED))),
-        }
-    )
-
-
-def _run(run: "JournalRun") -> Mapping[str, Any]:
-    return {
-        "run": run.name,
-        "who": run.owner,
-        "what": run.kind,
-        "objects": f"{run.objects:,}",
-        "size": format_bytes(run.size_bytes),
-        "plan": run.plan,
-        "quarantine": run.quarantine,
-        "ended": run.ended,
-    }
-
-
-def _entry(entry: "JournalEntry") -> Mapping[str, Any]:
-    return {
-        "object": str(entry.path),
-        "size": format_bytes(entry.size_bytes),
-        "outcome": entry.outcome,
-    }

@@ -161,24 +161,6 @@ def failed_job(job: JobAge) -> Finding:
     return warning("job-failed", job.job, why, "check its logs, and start it again")
 
 
-def root_finding(url: str, known: int, problem: str | None, jobs: int) -> Finding | None:
-    """Return the finding about the root, if it cannot be listed or contains no job.
-
-    Args:
-        known: the number of jobs that are known to have existed.
-        problem: why the root cannot be listed; None if it can.
-        jobs: the number of existing jobs.
-    """
-    if problem is None and jobs:
-        return None
-    before = f"; {known} jobs existed before" if known else ""
-    if problem is not None:
-        return error("root-missing", url, f"{problem}{before}", CHECK_ROOT)
-    step = f"{CHECK_ROOT}, or wait for the first checkpoint of a job"
-    evidence = f"there is no job below the checkpoint URL; expected at least one{before}"
-    return error("no-job", url, evidence, CHECK_ROOT if known else step)
-
-
 def by_urgency(line: JobLine) -> tuple[int, str]:
     """Sort lines: errors first, then warnings, then by job."""
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
