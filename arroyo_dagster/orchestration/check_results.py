@@ -165,7 +165,9 @@ def report(
     )
 
 
-def is_news(last: LastResult | None, result: dg.AssetCheckResult, report_every: float) -> bool:
+def is_reportable(
+    last: LastResult | None, result: dg.AssetCheckResult, report_every: float
+) -> bool:
     """Return whether a result is to be recorded: it differs from the last, or that is old.
 
     Args:

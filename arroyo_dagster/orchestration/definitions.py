@@ -30,7 +30,7 @@ from arroyo_dagster.orchestration.gc.assets import (
     DeadJobsConfig,
     GcConfig,
     OrphansConfig,
-    build_retained_epochs,
+    build_epoch_expiry,
     build_root_gc,
 )
 from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
@@ -335,7 +335,7 @@ class _Parts:
         compacted = [one for one in every if one.managed or changeable]
         managed = [one for one in every if one.managed]
         merges = build_compacted_state(names, compacted)
-        epochs = build_retained_epochs(names, managed, compacted)
+        epochs = build_epoch_expiry(names, managed, compacted)
         maintained |= {names.key(COMPACTED_STATE, one): one for one in compacted}
         maintained |= {names.key(RETAINED_EPOCHS, one): one for one in managed}
         parts = [

@@ -80,7 +80,7 @@ class _Row:
         severity = None if self.finding is None else self.finding.severity.value
         return severities[severity], self.resting, -(self.age_micros or 0), self.root
 
-    def shown(self) -> dict[str, Any]:
+    def cells(self) -> dict[str, Any]:
         """The row of the table, with few and short columns: Dagster makes the page as wide."""
         finding = self.finding
         return {
@@ -344,7 +344,7 @@ def _metadata(rows: Sequence[_Row]) -> dict[str, Any]:
     states = [row.state for row in rows]
     return shown.known(
         {
-            "pipelines": shown.table(row.shown() for row in rows),
+            "pipelines": shown.table(row.cells() for row in rows),
             "arroyo/pipelines": len(rows),
             "arroyo/broken": states.count("broken"),
             "arroyo/vanished": states.count("vanished"),

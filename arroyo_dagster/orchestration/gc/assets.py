@@ -137,7 +137,7 @@ def _asked(
 # ---- epochs of one pipeline ----------------------------------------------------------------------
 
 
-def build_retained_epochs(
+def build_epoch_expiry(
     names: Names, pipelines: Sequence[Pipeline], compacted: Sequence[Pipeline]
 ) -> list[dg.AssetsDefinition]:
     """Build the asset of each pipeline's kept epochs, made by one step.
@@ -172,7 +172,7 @@ def _assets(
 
         def work(turn: Turn) -> Iterator[Any]:
             key = names.key(RETAINED_EPOCHS, turn.pipeline)
-            run = _Run(turn, config)
+            run = _GcRun(turn, config)
             try:
                 run.plan_and_execute()
             finally:  # of an interrupted run, too: what it deleted stands in the journal
@@ -202,7 +202,7 @@ def _assets(
 
 
 @dataclass
-class _Run:
+class _GcRun:
     """Plans a collection for one job, and carries it out if the run may.
 
     Attributes:
@@ -326,13 +326,13 @@ def build_root_gc(names: Names, table: str) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext,
         config: config_class,  # type: ignore[valid-type]
     ) -> Any:
-        tools, runs = names.tools(context), list[_Run]()
+        tools, runs = names.tools(context), list[_GcRun]()
         given: GcRunConfig = config
         with as_failure():
             jobs, others = _allowed(kind, given, tools)
 
         def work(turn: Turn) -> Iterator[Any]:
-            runs.append(_Run(turn, given))
+            runs.append(_GcRun(turn, given))
             runs[-1].plan_and_execute()
             yield from ()
 
@@ -349,7 +349,7 @@ def build_root_gc(names: Names, table: str) -> dg.AssetsDefinition:
 
 
 def _root_events(
-    key: dg.AssetKey, runs: "Sequence[_Run]", others: "dict[str, str]"
+    key: dg.AssetKey, runs: "Sequence[_GcRun]", others: "dict[str, str]"
 ) -> Iterator[Any]:
     """Yield what a run over the root deleted, or what it would delete, with a row for each job."""
     plans = [(run, plan) for run in runs for plan in run.plans]

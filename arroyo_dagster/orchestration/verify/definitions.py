@@ -10,7 +10,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import (
     LastResult,
-    is_news,
+    is_reportable,
     last_results,
     report,
 )
@@ -185,7 +185,7 @@ def _work(
     options: VerifyOptions,
     last: Mapping[tuple[Pipeline, str], LastResult],
 ) -> Work:
-    """Return what verifies one pipeline of a run, and records its verdicts if they are news."""
+    """Return what verifies one pipeline of a run, and records its verdicts if they are reportable."""
 
     def work(turn: Turn) -> Iterator[Any]:
         pipeline, instance = turn.pipeline, context.instance
@@ -194,10 +194,10 @@ def _work(
         found = verify_pipeline(names, turn, before, options, history=history)
         for result in found.results:
             earlier = last.get((pipeline, str(result.check_name)))
-            news = is_news(earlier, result, options.report_every)
+            reportable = is_reportable(earlier, result, options.report_every)
             if result.check_name == RESTORABLE:
-                news |= result.metadata[LEVEL].value == MAX_LEVEL or found.alarm is not None
-            if news:
+                reportable |= result.metadata[LEVEL].value == MAX_LEVEL or found.alarm is not None
+            if reportable:
                 report(instance, result, context.run.run_id)
         if found.alarm is not None:
             raise dg.Failure(found.alarm, allow_retries=False)
