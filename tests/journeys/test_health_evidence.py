@@ -99,6 +99,18 @@ def test_what_the_store_says_of_an_epoch_wins() -> None:
     assert "5 epochs" in health.not_judged["epochs_on_time"]
 
 
+def test_the_history_of_a_job_that_began_anew_does_not_count() -> None:
+    store = MemoryStore()
+    written(store, 40).vanish()
+    predecessor = read_figures(written(MemoryStore(), 40).store, PATHS, range(1, 41), JobReadings())
+    anew = count(NOW, SECOND)
+    job = Written(store, PATHS, now=lambda: next(anew))
+    for epochs in (3, 60):
+        job.epochs(epochs - job.epoch)
+        health = judged(store, *predecessor)
+        assert f"{epochs} epochs are known" in health.not_judged["epochs_on_time"]
+
+
 @BOTH
 def test_the_figures_of_an_epoch_are_those_of_its_metadata_and_footers(paths: object) -> None:
     store = MemoryStore()

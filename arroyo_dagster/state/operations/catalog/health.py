@@ -28,6 +28,7 @@ from arroyo_dagster.state.planning.health_checks.facts import (
     HealthFacts,
     epochs_to_read,
     files_of,
+    history_of,
     known_epochs,
     suffices,
 )
@@ -56,7 +57,8 @@ def job_health(
     """Apply the rules that metadata and footers suffice for to one job.
 
     What is usual shows in the epochs of the store and of the history; of an epoch in both, the
-    store's numbers count. If the history suffices, only the two newest epochs are read.
+    store's numbers count. If the history suffices, only the newest epochs are read, three
+    at most.
 
     Args:
         facts: what the sources of the job's status answer; None = they are not asked.
@@ -70,18 +72,24 @@ def job_health(
     summary = summarise_job(store, paths)
     age = job_age(store, summary, facts)
     try:
-        backend, checkpoint = ParquetBackend(store, paths), summary.newest
-        newest = summary.newest_epoch
+        backend = ParquetBackend(store, paths)
+        checkpoint, newest = summary.newest, summary.newest_epoch or 0
         pins = backend.job_pins()
-        present = [one for one in backend.epochs() if newest is not None and one <= newest]
+        present = [epoch for epoch in backend.epochs() if epoch <= newest]
         moved = list_quarantines(store, paths) if pins.quarantines else []
         journal = check_journal(store, paths, NEWEST)
-        recorded = {one.epoch for one in history} if suffices(history) else set()
-        earlier = present[-2:-1] if recorded else epochs_to_read(present)[:-1]
-        read = read_epochs(store, paths, earlier, given.on_progress)
-        if checkpoint is not None:
-            read[checkpoint.epoch] = checkpoint
-            recorded.discard(checkpoint.epoch)
+        head: dict[Epoch, Checkpoint | ArroyoStateError]
+        head = {} if checkpoint is None else {checkpoint.epoch: checkpoint}
+        # The newest epoch that both know says whether the history is of this job.
+        both = sorted({epoch.epoch for epoch in history}.intersection(present))
+        few = {*present[-2:-1], *map(Epoch, both[-1:])} - head.keys()
+        read = read_epochs(store, paths, few) | head
+        own = history_of(history, _finished(read))
+        if suffices(own):
+            recorded = {epoch.epoch for epoch in own} - head.keys()
+        else:
+            read = read_epochs(store, paths, epochs_to_read(present)[:-1], given.on_progress) | head
+            own, recorded = history_of(history, _finished(read)), set()
         stored = figures_of(store, read.values(), given, known=recorded)
         footers = given.footers.read(store, checkpoint.paths if checkpoint else ())
         objects = given.objects
@@ -94,7 +102,7 @@ def job_health(
     judged = HealthFacts(
         age=age,
         now_micros=now_micros,
-        epochs=known_epochs(stored, history),
+        epochs=known_epochs(stored, own),
         present=present,
         files=list(files_of(checkpoint, footers)) if checkpoint else (),
         checkpoint=checkpoint,
@@ -105,6 +113,12 @@ def job_health(
         journal=journal,
     )
     return judge_job(judged, limits)
+
+
+def _finished(read: Mapping[Epoch, Checkpoint | ArroyoStateError]) -> dict[Epoch, int]:
+    return {
+        epoch: one.finish_time_micros for epoch, one in read.items() if isinstance(one, Checkpoint)
+    }
 
 
 def _beside_pins(present: Sequence[Epoch], pinned: frozenset[Epoch]) -> list[Epoch]:

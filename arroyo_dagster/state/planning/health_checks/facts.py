@@ -26,6 +26,7 @@ LEAST_MICROS = 3_600_000_000
 """What is usual for a job shows in so many epochs, finished within this time or longer: an hour."""
 
 _HALF = 100
+_SECOND = 1_000_000
 
 NO_EPOCH = "no epoch of the job can be read"
 NO_FILES = "the newest epoch of the job lists no files, or cannot be read"
@@ -190,28 +191,39 @@ def epochs_to_read(present: Sequence[Epoch]) -> list[Epoch]:
 
 def suffices(history: Sequence[EpochFigures]) -> bool:
     """Return whether a history shows what is usual without the epochs that the store has."""
-    return missing_evidence(known_epochs((), [one for one in history if one.tables])) is None
+    return missing_evidence([epoch for epoch in history if epoch.tables]) is None
+
+
+def history_of(
+    history: Iterable[EpochFigures], finished: Mapping[Epoch, int]
+) -> list[EpochFigures]:
+    """Return the epochs of a history that are of this job, ascending.
+
+    A job that began anew under its name counts from 1 again: then the history is of its predecessor
+    where the epochs of the store are older, or were finished at another time.
+
+    Args:
+        finished: when epochs of the store were finished, the newest among them.
+    """
+    newest = max(finished, default=None)
+    latest = {
+        epoch.epoch: epoch
+        for epoch in sorted(history, key=lambda epoch: epoch.finished_micros)
+        if newest is None or epoch.epoch <= newest
+    }
+    differ = any(
+        number in latest and abs(latest[number].finished_micros - micros) > _SECOND
+        for number, micros in finished.items()
+    )
+    return [] if differ else [epoch for _, epoch in sorted(latest.items())]
 
 
 def known_epochs(
     stored: Iterable[EpochFigures], history: Iterable[EpochFigures]
 ) -> list[EpochFigures]:
-    """Return the epochs of both, ascending; of an epoch in both that of the store.
-
-    A job that began anew under its name counts from 1 again: epochs of a history that are newer
-    than the store's newest, or finished before an older epoch, are of its predecessor.
-    """
-    own = {epoch.epoch: epoch for epoch in stored}
-    by_epoch = {
-        epoch.epoch: epoch
-        for epoch in sorted(history, key=lambda epoch: epoch.finished_micros)
-        if not own or epoch.epoch < max(own)
-    }
-    known: list[EpochFigures] = []
-    for number, epoch in sorted((by_epoch | own).items()):
-        if number in own or not known or known[-1].finished_micros <= epoch.finished_micros:
-            known.append(epoch)
-    return known
+    """Return the epochs of both, ascending; of an epoch in both that of the store."""
+    by_epoch = {epoch.epoch: epoch for epoch in (*history, *stored)}
+    return [epoch for _, epoch in sorted(by_epoch.items())]
 
 
 def files_of(
