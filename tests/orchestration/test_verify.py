@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -9,8 +10,11 @@ import pytest
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.orchestration.verify.definitions import verify_cron
+from arroyo_dagster.orchestration.verify.history import reported_epochs
 from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.operations.catalog.epochs import JobReadings, read_figures
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, protocol_job
 from tests.jobs import run_word_job
@@ -111,8 +115,6 @@ class Touched(Wrapper):
     path: str | None = None
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
-        from dataclasses import replace
-
         for one in self.inner.list(prefix, start_after=start_after):
             yield replace(one, etag="other") if one.path == self.path else one
 
@@ -179,3 +181,16 @@ def test_many_pipelines_are_verified_less_often() -> None:
     assert verify_cron(1) == verify_cron(100) == "*/15 * * * *"
     assert verify_cron(300) == "7 * * * *" or verify_cron(300).startswith("*/30")
     assert verify_cron(1000) == "7 */2 * * *"
+
+
+def test_figures_of_epochs_that_are_gone_are_those_that_the_sensor_reported(
+    at_rest: Deployment,
+) -> None:
+    at_rest.tick()
+    key = dg.AssetKey(["arroyo", "words", "main", "checkpoint"])
+    (figures,) = reported_epochs(at_rest.instance, key)
+    (stored,) = read_figures(at_rest.store, PATHS, [Epoch(figures.epoch)], JobReadings())
+    assert replace(figures, new_files=None, new_size_bytes=None) == replace(
+        stored, new_files=None, new_size_bytes=None
+    )
+    assert figures.tables

@@ -185,7 +185,7 @@ def _work(
     options: VerifyOptions,
     last: Mapping[tuple[Pipeline, str], LastResult],
 ) -> Work:
-    """Return what verifies one pipeline of a run, and records those verdicts that are reportable."""
+    """Return what verifies one pipeline of a run, and records the verdicts to report."""
 
     def work(turn: Turn) -> Iterator[Any]:
         pipeline, instance = turn.pipeline, context.instance

@@ -1,11 +1,12 @@
 """The figures of epochs that the sensor reported, for what the store no longer has."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster.state.model.health import EpochFigures
+from arroyo_dagster.state.model.health import EpochFigures, TableFigures
 
 REPORTED = 200
 """So many of the newest materializations are read."""
@@ -24,6 +25,17 @@ FIGURES = {
 }
 """The fields of an epoch's figures, and their metadata in the events of the sensor."""
 
+TABLES = "arroyo/tables"
+"""Metadata: operator, table, files, bytes and rows of each table, as JSON."""
+
+
+def tables_metadata(figures: EpochFigures) -> str:
+    """Return the figures of the tables of an epoch as metadata."""
+    return json.dumps(
+        [[t.operator, t.table, t.files, t.size_bytes, t.rows] for t in figures.tables],
+        separators=(",", ":"),
+    )
+
 
 def reported_epochs(instance: dg.DagsterInstance, key: dg.AssetKey) -> Sequence[EpochFigures]:
     """Return the figures of the epochs that were reported last, oldest first."""
@@ -38,5 +50,15 @@ def reported_epochs(instance: dg.DagsterInstance, key: dg.AssetKey) -> Sequence[
             for field, name in FIGURES.items()
             if name in event.metadata
         }
-        figures.append(EpochFigures(**values))
+        tables = event.metadata.get(TABLES)
+        rows = json.loads(str(tables.value)) if tables is not None else ()
+        figures.append(EpochFigures(**values, tables=tuple(_table(*row) for row in rows)))
     return figures
+
+
+def _table(
+    operator: str, table: str, files: int, size_bytes: int, rows: int | None
+) -> TableFigures:
+    return TableFigures(
+        operator=operator, table=table, files=files, size_bytes=size_bytes, rows=rows
+    )

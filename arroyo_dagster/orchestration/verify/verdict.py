@@ -192,7 +192,7 @@ def _healthy(
         history=history,
         now_micros=wall_clock(),
     )
-    findings = [f for one in health.verdicts.values() if one is not None for f in one.findings]
+    findings = [f for one in health.verdicts.values() for f in one.findings]
     rows = list(_kinds(health.verdicts))
     return check_result(
         Verdict(findings=tuple(findings), inspected=1),
@@ -200,11 +200,16 @@ def _healthy(
         key,
         severity=dg.AssetCheckSeverity.WARN,
         passed=not findings,
-        metadata={"findings": shown.table(rows)},
+        metadata={
+            "findings": shown.table(rows),
+            "not judged": shown.table(
+                {"rule": rule, "because": why} for rule, why in health.not_judged.items()
+            ),
+        },
     )
 
 
-def _kinds(verdicts: Mapping[str, Verdict | None]) -> Iterator[dict[str, Any]]:
+def _kinds(verdicts: Mapping[str, Verdict]) -> Iterator[dict[str, Any]]:
     """Yield a row for each kind of finding: what it means, its first finding and the next step."""
     kinds: dict[str, list[Finding]] = {}
     for rule in HEALTH_RULES:

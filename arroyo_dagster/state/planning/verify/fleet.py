@@ -23,7 +23,6 @@ _RESTING = {
     JobCondition.FINISHED: "finished",
     JobCondition.GONE: "gone",
 }
-CHECK_ROOT = "check the checkpoint URL, the store and its credentials"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
