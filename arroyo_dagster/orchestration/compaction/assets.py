@@ -133,7 +133,7 @@ def _checked_parity(merges: Sequence[MergeOutcome]) -> None:
         )
 
 
-def _published(
+def published_events(
     publish: Callable[[], Any],
     merges: Sequence[MergeOutcome],
     published: Sequence[Any],
@@ -209,7 +209,7 @@ def _compact(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
         on_progress=progress_logger(turn.log.info),
         on_published=published.append,
     )
-    outcome = yield from _published(
+    outcome = yield from published_events(
         lambda: turn.tools.runner.run_compaction(
             store.writable(), paths, config.settings(), options
         ),
@@ -283,7 +283,7 @@ def _rewrite(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
         on_shard=on_shard,
         on_published=published.append,
     )
-    outcome = yield from _published(
+    outcome = yield from published_events(
         lambda: run_rewrite(
             tools.store.writable(), paths, asked, config.settings(), options, plan=plan
         ),

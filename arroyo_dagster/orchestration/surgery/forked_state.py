@@ -9,7 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.compaction.maintenance_window import build_recovery_definitions
+from arroyo_dagster.orchestration.compaction.maintenance_window import build_window_definitions
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.requests import schedule_status
@@ -110,7 +110,7 @@ def build_forked_state(
         schedule = _build_schedule(names, job, fork, nightly, pipeline, op, running)
         parts.append(dg.Definitions(schedules=[schedule]))
         if nightly.window and not window:
-            parts.append(build_recovery_definitions(names))
+            parts.append(build_window_definitions(names, None))
     return dg.Definitions.merge(*parts)
 
 
