@@ -2,9 +2,6 @@ from .compaction.assets import CompactionConfig as CompactionConfig
 from .compaction.maintenance_window import (
     MaintenanceWindow as MaintenanceWindow,
 )
-from .compaction.maintenance_window import (
-    WindowConfig as WindowConfig,
-)
 from .component import ArroyoStateComponent as ArroyoStateComponent
 from .definitions import (
     ArroyoOptions as ArroyoOptions,

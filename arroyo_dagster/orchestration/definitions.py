@@ -18,8 +18,7 @@ from arroyo_dagster.orchestration.compaction.maintenance_window import (
 from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
     StatesReport,
-    build_sdf_assets,
-    build_sdf_job,
+    build_dataflow_definitions,
     load_graph,
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
@@ -321,7 +320,10 @@ class _Parts:
                 assets=lineage_specs(self.names, options.lineage, options.freshness),
                 sensors=[self._sensor(graphs)],
             ),
-            *(self._dataflow(graph, clock) for graph in graphs),
+            *(
+                build_dataflow_definitions(graph, self.names, self._sdf, times.states, **clock)
+                for graph in graphs
+            ),
             *self._opt_in(graphs, clock),
         ]
         return parts
@@ -456,14 +458,6 @@ class _Parts:
     def _graph(self, dataflow: str | Path | Dataflow | SdfGraph) -> SdfGraph:
         graph = dataflow if isinstance(dataflow, SdfGraph) else load_graph(dataflow)
         return replace(graph, deployment=graph.deployment or self.names.deployment)
-
-    def _dataflow(self, graph: SdfGraph, clock: Mapping[str, Any]) -> dg.Definitions:
-        job = build_sdf_job(graph)
-        return dg.Definitions(
-            assets=build_sdf_assets(graph, self.names, self._sdf),
-            jobs=[job],
-            schedules=[clock_schedule(job, self.options.schedules.states, **clock)],
-        )
 
     def _opt_in(self, graphs: Sequence[SdfGraph], clock: Mapping[str, Any]) -> list[dg.Definitions]:
         names, options, parts = self.names, self.options, list[dg.Definitions]()

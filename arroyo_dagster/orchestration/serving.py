@@ -249,7 +249,8 @@ def serve(
     config: BoundsConfig,
     tools: Tools,
     *,
-    noted: Callable[[Pipeline], dg.AssetKey] | None = None,
+    noted: Callable[[Pipeline], dg.AssetKey | None] | None = None,
+    in_turn: bool = False,
 ) -> Generator[Any, Any, Results]:
     """Serve pipelines, and yield the events of each in their order.
 
@@ -258,6 +259,7 @@ def serve(
     Args:
         context: of the step.
         noted: the asset that gets an observation where a pipeline waits or fails; None = none.
+        in_turn: serve one after the other, in the main thread, which an interrupt reaches at once.
 
     Returns:
         The outcome of each pipeline; none of them failed.
@@ -265,7 +267,7 @@ def serve(
     Raises:
         dagster.Failure: a pipeline failed; all others were served.
     """
-    pool = _Pool(work, context, config, tools)
+    pool = _Pool(work, context, config, tools, in_turn or tools.runner.one_job_at_a_time)
     with as_failure():
         tools.store.reading()  # checked and opened once, before there are threads
     results = Results()
@@ -284,8 +286,9 @@ def serve(
         if served.error is None:
             continue
         context.log.warning(f"{root}: {_outcome(served)}")
-        if noted is not None:
-            yield _observation(served, noted(served.pipeline), context.instance)
+        key = None if noted is None else noted(served.pipeline)
+        if key is not None:
+            yield _observation(served, key, context.instance)
     left = sum(served.left for served in results.done.values())
     if left:
         context.log.info(
@@ -332,8 +335,11 @@ def last_note(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
 class _Pool:
     """Serves pipelines in threads, and yields their outcomes in the main thread."""
 
-    def __init__(self, work: Work, context: Any, config: BoundsConfig, tools: Tools) -> None:
+    def __init__(
+        self, work: Work, context: Any, config: BoundsConfig, tools: Tools, in_turn: bool
+    ) -> None:
         self._work = work
+        self._in_turn = in_turn
         self._context = context
         self._config = config
         self._tools = Tools(
@@ -358,17 +364,23 @@ class _Pool:
             log = PipelineLog(pipeline.root, self._lines)
             return Turn(pipeline, owner, log, self._tools, waits)
 
-        if self._tools.runner.one_job_at_a_time:
+        if self._in_turn:
             for pipeline in pipelines:
-                served = self._serve(turn(pipeline), interrupts)
-                self._write_lines(0.0)
+                served = Served(pipeline)
+                try:
+                    self._serve(served, turn(pipeline), interrupts)
+                except BaseException:  # an interrupt: what was published is on record all the same
+                    yield served
+                    raise
+                finally:
+                    self._write_lines(0.0)
                 yield served
             return
 
         def submit(pipeline: Pipeline) -> Future[Served]:
             # Dagster keeps the context of the step in a context variable.
             run = contextvars.copy_context().run
-            return pool.submit(run, self._serve, turn(pipeline), interrupts)
+            return pool.submit(run, self._serve, Served(pipeline), turn(pipeline), interrupts)
 
         with ThreadPoolExecutor(threads, "arroyo-pipeline") as pool:
             try:
@@ -415,11 +427,11 @@ class _Pool:
         except queue.Empty:
             return
 
-    def _serve(self, turn: Turn, interrupts: "Interrupts") -> Served:
-        """Serve one pipeline, in a thread of the pool."""
+    def _serve(self, served: Served, turn: Turn, interrupts: "Interrupts") -> Served:
+        """Serve one pipeline, in a thread of the pool or in turn."""
         from arroyo_dagster.state.metadata.interrupts import InterruptedThreadError
 
-        served, began = Served(turn.pipeline), time.monotonic()
+        began = time.monotonic()
         if began - self._begun > self._config.budget_minutes * 60:
             served.left = True
             return served

@@ -3,7 +3,6 @@ and whatever is refused changes nothing."""
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,15 +10,14 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.orchestration.catalog.checks import kept_verdict
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.skips import SKIPPED_TAG
-from arroyo_dagster.orchestration.surgery import state_change
-from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, build_forked_state
+from arroyo_dagster.orchestration.serving import WAITING
+from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.operations.catalog import footers
 from arroyo_dagster.state.operations.compaction import controlled_job
 from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.storage import MemoryStore
@@ -27,14 +25,14 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import FaultInjecting
-from tests.jobs import listing
+from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.results import configured, event_metadata, failure, materialized, passed
+from tests.orchestration.results import configured, event_metadata, failure, materialized
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
-KEY = dg.AssetKey(["arroyo", "forked_state"])
+TABLE = "pl_x/job_b/forked_state"
+KEY = dg.AssetKey(["arroyo", *TABLE.split("/")])
 STOPPED = {"pl_x/job_b": "stopped"}
-NIGHT = dt.datetime(2026, 11, 26, 3, 41)
 
 
 class Forking:
@@ -51,30 +49,30 @@ class Forking:
         self.job = surgery_job(Layout.PROTOCOL, epochs=2, name="job_b", store=deployed.store)
         self.build()
 
-    def build(self, status: Mapping[str, str] = STOPPED, **options: Any) -> None:
-        self.deployed.build(directory=ArroyoDirectory(assume=dict(status)))
-        self.deployed.defs = dg.Definitions.merge(self.deployed.defs, build_forked_state(**options))
+    def build(self, status: Mapping[str, str] = STOPPED, nightly: Any = None) -> None:
+        directory = ArroyoDirectory(assume=dict(status))
+        self.deployed.build(directory=directory, fork=StateFork(nightly=nightly, job="pl_x/job_b"))
 
     def config(self, **more: Any) -> dict[str, Any]:
-        return {"source": "job_a", "job": "job_b", "quiet_seconds": 0.0, **more}
+        return {"source": "job_a", "quiet_seconds": 0.0, **more}
 
-    def run(self, **more: Any) -> Any:
+    def run(self, *tables: str, **more: Any) -> Any:
         config = configured("arroyo_forked_state", **self.config(**more))
-        return self.deployed.run("arroyo_fork", run_config=config)
+        return self.deployed.run("arroyo_fork", *(tables or (self.table,)), run_config=config)
 
-    def resources(self, status: Mapping[str, str]) -> dict[str, Any]:
-        directory = ArroyoDirectory(assume=dict(status))
-        return {"arroyo_store": self.deployed.resource, "arroyo_directory": directory}
+    @property
+    def table(self) -> str:
+        """The key of job B's asset; with Arroyo's API the name that this gives it is in it."""
+        (key,) = (
+            spec.key.path
+            for spec in self.deployed.defs.resolve_all_asset_specs()
+            if spec.key.path[-1] == "forked_state" and spec.metadata["arroyo/job"] == "pl_x/job_b"
+        )
+        return "/".join(key[1:])
 
     def tick(self, status: Mapping[str, str], **more: Any) -> Any:
-        self.build(status, nightly=ForkConfig(**self.config(**more)))
-        schedule = self.deployed.defs.resolve_schedule_def("arroyo_fork_schedule")
-        with dg.build_schedule_context(
-            instance=self.deployed.instance,
-            scheduled_execution_time=NIGHT,
-            resources=self.resources(status),
-        ) as context:
-            return schedule(context)
+        self.build(status, ForkConfig(**self.config(**more)))
+        return self.deployed.due("arroyo_fork_schedule")
 
 
 @pytest.fixture
@@ -104,10 +102,9 @@ def test_a_plan_only_observes_what_would_become_of_each_table(forking: Forking) 
     result = forking.run()
     assert result.success
     assert materialized(result) == []
-    assert passed(result) == {}
     assert listing(forking.job.store) == before
     event = observed(result)
-    assert event.partition is None
+    assert event.asset_key == KEY
     digest = event_metadata(event)["arroyo/plan"]
     assert f"plan {digest} changes" in event.description
     tables = {(one["operator"], one["table"]): one["action"] for one in records(event, "tables")}
@@ -147,26 +144,27 @@ def test_the_approved_plan_is_executed_and_can_be_undone(forking: Forking) -> No
     assert event_metadata(event)["arroyo/plan"] == digest
     assert job.store.read(StatePath(event_metadata(event)["arroyo/record"]))
     assert event_metadata(event)["undo"] == "arroyo-state undo pl_x/job_b --yes"
-    assert passed(result) == {"restorable": True}
     assert rows(job) == rows(forking.source)
     run_undo(job.store, job.paths, stopped(job.paths))
     assert rows(job) == before
 
 
-def test_dagster_materializes_it_with_a_source_at_another_url(deployed: Deployment) -> None:
+def test_the_source_may_be_at_another_url(deployed: Deployment) -> None:
     forking = Forking(deployed, MemoryStore("forked-from"))
     was = listing(forking.source.store)
-    config = ForkConfig(**forking.config(source_url=forking.source.store.url, execute=True))
-    result = dg.materialize(
-        list(build_forked_state().assets or []),  # type: ignore[arg-type]
-        instance=deployed.instance,
-        run_config=dg.RunConfig({"arroyo_forked_state": config}),
-        resources=forking.resources(STOPPED),
-    )
+    result = forking.run(source_url=forking.source.store.url, execute=True)
     assert result.success
-    assert len(result.asset_materializations_for_node("arroyo_forked_state")) == 1
+    assert len(materialized(result)) == 1
     assert rows(forking.job) == rows(forking.source)
     assert listing(forking.source.store) == was
+
+
+def test_a_run_changes_one_pipeline(forking: Forking) -> None:
+    before = listing(forking.job.store)
+    result = forking.run(TABLE, "pl_x/job_a/forked_state", execute=True)
+    assert not result.success
+    assert "2 pipelines are selected; a run changes one" in failure(result).description
+    assert listing(forking.job.store) == before
 
 
 @pytest.mark.parametrize(
@@ -209,7 +207,6 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
     result = forking.run(execute=True, **more)
     assert not result.success
     assert materialized(result) == []
-    assert passed(result) == {}
     description = failure(result).description
     assert why in description
     assert step in description
@@ -227,16 +224,13 @@ def test_a_plan_of_a_source_that_went_on_is_not_executed(forking: Forking) -> No
     assert rows(forking.job) == before
 
 
-def test_a_job_that_another_process_maintains_is_skipped(forking: Forking) -> None:
+def test_a_job_that_another_process_maintains_waits(forking: Forking) -> None:
     before = rows(forking.job)
     with lease(forking.job.store, forking.job.paths, "arroyo-state compact"):
         result = forking.run(execute=True, lease_wait_seconds=0.0)
     assert result.success
     assert materialized(result) == []
-    assert "arroyo-state compact" in event_metadata(observed(result))["arroyo/skipped"]
-    run = forking.deployed.instance.get_run_by_id(result.run_id)
-    assert run is not None
-    assert SKIPPED_TAG in run.tags
+    assert "arroyo-state compact" in event_metadata(observed(result))[WAITING]
     assert rows(forking.job) == before
 
 
@@ -246,22 +240,22 @@ def test_the_check_fails_if_the_state_cannot_be_restored_and_the_fork_is_not_rep
 ) -> None:
     job = forking.job
 
-    def broken(name: str, resource: Any, paths: JobPaths) -> Any:
+    def broken(store: Any, paths: JobPaths, check: Any) -> Any:
         if down:
             raise StorageError("the store does not answer")
         newest = ParquetBackend(job.store, job.paths).load()
         job.store.delete_many([next(path for path in newest.paths if "window_3" in path)])
-        return kept_verdict(name, resource, paths)
+        return check_newest(store, paths, check)
 
-    monkeypatch.setattr(state_change, "kept_verdict", broken)
+    check_newest = footers.check_newest
+    monkeypatch.setattr(footers, "check_newest", broken)
     result = forking.run(execute=True)
     assert not result.success
-    assert not any(one.is_step_up_for_retry for one in result.all_events)
     (event,) = materialized(result)
     assert event_metadata(event)["arroyo/record"]
-    assert passed(result) == {"restorable": False}
-    assert "check restorable failed: " in failure(result).description
-    assert ("window_3" in failure(result).description) is not down
+    said = failure(result).description
+    assert ("the store does not answer" if down else "cannot be restored after the change") in said
+    assert ("window_3" in said) is not down
 
 
 @pytest.mark.parametrize("from_end", [0, 1, 2, 9])
@@ -277,7 +271,6 @@ def test_a_store_that_fails_leaves_the_old_state_or_the_new_one_and_nothing_is_r
     assert fail_at > 0
     forking.deployed.wrap(lambda store: FaultInjecting(store, fail_at=fail_at, mode=mode))
     result = forking.run(execute=True)
-    assert not any(one.is_step_up_for_retry for one in result.all_events)
     assert rows(forking.job) in (before, rows(forking.source))
     if materialized(result):
         assert rows(forking.job) == rows(forking.source)
@@ -288,10 +281,8 @@ def test_a_store_that_fails_leaves_the_old_state_or_the_new_one_and_nothing_is_r
 
 def test_each_night_the_schedule_forks_into_the_stopped_job(forking: Forking) -> None:
     for _ in range(2):
-        request = forking.tick(STOPPED)
-        assert isinstance(request, dg.RunRequest)
-        assert request.tags["arroyo/job_id"] == "pl_x/job_b"
-        result = forking.deployed.run("arroyo_fork", run_config=request.run_config)
+        forking.build(nightly=ForkConfig(**forking.config()))
+        result = forking.deployed.launch_due("arroyo_fork_schedule")
         assert result.success
         assert len(materialized(result)) == 1
         assert rows(forking.job) == rows(forking.source)
@@ -311,15 +302,19 @@ def test_a_tick_is_skipped_while_the_job_is_not_stopped(
 ) -> None:
     before = listing(forking.job.store)
     skipped = forking.tick(status)
-    assert isinstance(skipped, dg.SkipReason)
-    assert skipped.skip_message is not None
+    assert not skipped.run_requests
     assert f"pl_x/job_b: {why}" in skipped.skip_message
     assert listing(forking.job.store) == before
 
 
-def test_a_schedule_cannot_approve_a_plan(forking: Forking) -> None:
+def test_a_schedule_that_could_do_nothing_is_refused(forking: Forking) -> None:
     with pytest.raises(InputError, match="cannot approve"):
-        build_forked_state(ForkConfig(**forking.config(approve="0815")))
+        forking.tick(STOPPED, approve="0815")
+    run_word_job(forking.job.store)
+    nightly = ForkConfig(**forking.config())
+    for job, why in (("words/main", "managed job"), ("", "names no job"), ("no/job", "know this")):
+        with pytest.raises(InputError, match=why):
+            forking.deployed.build(fork=StateFork(nightly=nightly, job=job))
 
 
 # ---- in a window ---------------------------------------------------------------------------------
@@ -333,7 +328,6 @@ def model(forking: Forking, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
 
 def in_window(forking: Forking, url: str, **more: Any) -> Any:
     forking.deployed.build(directory=ArroyoDirectory(api_url=url))
-    forking.deployed.defs = dg.Definitions.merge(forking.deployed.defs, build_forked_state())
     return forking.run(execute=True, window=True, **more)
 
 
@@ -346,7 +340,6 @@ def test_a_running_job_takes_the_state_in_a_window(forking: Forking, model: Mode
     assert result.success
     (event,) = materialized(result)
     assert event_metadata(event)["arroyo/window"] == "rewritten, runs again"
-    assert passed(result)["restorable"]
     assert loaded == [theirs]
     assert model.state == "Running"
 

@@ -1,5 +1,6 @@
 """Dataflows in Dagster: states as assets, told of by the sensor, checked, with their lineage."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,24 +18,25 @@ from arroyo_dagster.orchestration.dataflow.assets import (
     observe_states,
     sdf_dataflow_assets,
 )
+from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
+from arroyo_dagster.orchestration.definitions import MaintenanceOptions
 from arroyo_dagster.orchestration.gc.assets import GcConfig
-from arroyo_dagster.orchestration.maintenance import MaintenanceOptions
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.runtime.in_process import run_pipeline
 from tests.word_services import random_words, run_words, words_dataflow, words_services
 
-FLOW = "tests.words"
-COUNTS = dg.AssetKey(["sdf", FLOW, "state", "count", "counts"])
-SEEN = dg.AssetKey(["sdf", FLOW, "state", "count", "last-seen"])
-IN_WINDOW = dg.AssetKey(["sdf", FLOW, "state", "windowed", "in-window"])
+FLOW = ("tests", "words")
+COUNTS = dg.AssetKey(["sdf", *FLOW, "state", "count", "counts"])
+SEEN = dg.AssetKey(["sdf", *FLOW, "state", "count", "last-seen"])
+IN_WINDOW = dg.AssetKey(["sdf", *FLOW, "state", "windowed", "in-window"])
 
 
 def service(name: str) -> dg.AssetKey:
-    return dg.AssetKey(["sdf", FLOW, "service", name])
+    return dg.AssetKey(["sdf", *FLOW, "service", name])
 
 
 def topic(name: str) -> dg.AssetKey:
-    return dg.AssetKey(["sdf", FLOW, "topic", name])
+    return dg.AssetKey(["sdf", *FLOW, "topic", name])
 
 
 @pytest.fixture
@@ -161,8 +163,9 @@ def test_a_state_that_cannot_be_read_does_not_keep_its_job_from_being_seen(seen:
     for info in list(seen.store.list("tests.words/count")):
         if "/table-counts-" in info.path:
             seen.store.put(info.path, b"PAR1 broken")
-    told = [event.asset_key.path[0] for event in seen.evaluate().asset_events]
-    assert "arroyo" in told
+    seen.build()
+    told = [event.asset_key.path for event in seen.evaluate().asset_events]
+    assert ["arroyo", "tests--2ewords", "count", "checkpoint"] in told
 
 
 # ---- beside the rest -----------------------------------------------------------------------------
@@ -172,15 +175,20 @@ def test_compaction_and_expiry_schedules_include_the_services(seen: Any) -> None
     for rounds in range(1, 5):
         (count, *_) = words_services(seen.store, random_words(40 * rounds, 1), per_epoch=10)
         run_pipeline(count, seen.store)
-    seen.build(
-        dataflows=[words_dataflow()],
-        maintenance=MaintenanceOptions(min_backlog=4, gc=GcConfig(keep_epochs=3)),
-    )
-    seen.keep(seen.evaluate())
-    for name in ("compaction", "gc"):
+    seen.build(maintenance=MaintenanceOptions(min_backlog=4, gc=GcConfig(keep_epochs=3)))
+    for name, table in (("compaction", "compacted_state"), ("gc", "retained_epochs")):
         (request,) = seen.due(f"arroyo_{name}_schedule").run_requests
-        config = request.run_config["ops"][f"arroyo_{name}_fleet_op"]["config"]
-        assert config["jobs"] == ["tests.words/count"], name
+        key = dg.AssetKey(["arroyo", "tests--2ewords", "count", table])
+        assert request.asset_selection == [key]
+
+
+def test_names_with_dots_are_parts_of_keys_that_every_release_of_dagster_takes() -> None:
+    dataflow = replace(words_dataflow(), namespace="my.tests", name="words.v2")
+    graph = SdfGraph(dataflow, deployment="eu.west")
+    above = ("sdf", "eu--2ewest", "my--2etests", "words--2ev2")
+    for key in graph.reported_keys():
+        assert tuple(key.path[:4]) == above
+        assert not any("." in part for part in key.path)
 
 
 def test_a_dataflow_with_imported_packages_has_the_states_that_they_bring(
@@ -206,8 +214,8 @@ def test_a_dataflow_with_imported_packages_has_the_states_that_they_bring(
         yield from observe_states(context, arroyo_store, file)
 
     deployed.build(dataflows=[file])
-    key = dg.AssetKey(["sdf", "examples.packaged", "state", "count-words", "word-count"])
-    reader = dg.AssetKey(["sdf", "examples.packaged", "service", "look-up"])
+    key = dg.AssetKey(["sdf", "examples", "packaged", "state", "count-words", "word-count"])
+    reader = dg.AssetKey(["sdf", "examples", "packaged", "service", "look-up"])
     assert key in deployed.defs.resolve_asset_graph().get(reader).parent_keys
     defs = dg.Definitions([packaged], resources={"arroyo_store": deployed.resource})
     for job in (

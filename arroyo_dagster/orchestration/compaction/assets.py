@@ -132,10 +132,10 @@ def _checked_parity(merges: Sequence[MergeOutcome]) -> None:
         )
 
 
-def _published(
+def published_events(
     publish: Callable[[], Any], published: Sequence[Any], event: Callable[[Any], Any]
 ) -> Generator[Any, Any, Any]:
-    """Yield the events of what was published, also where an interrupt follows.
+    """Yield the events of what was published where an interrupt follows.
 
     Returns:
         What `publish` returns.
@@ -199,7 +199,7 @@ def _compact(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
         on_progress=progress_logger(turn.log.info),
         on_published=published.append,
     )
-    outcome = yield from _published(
+    outcome = yield from published_events(
         lambda: turn.tools.runner.run_compaction(
             store.writable(), paths, config.settings(), options
         ),
@@ -272,7 +272,7 @@ def _rewrite(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
         on_shard=on_shard,
         on_published=published.append,
     )
-    outcome = yield from _published(
+    outcome = yield from published_events(
         lambda: run_rewrite(
             tools.store.writable(), paths, asked, config.settings(), options, plan=plan
         ),

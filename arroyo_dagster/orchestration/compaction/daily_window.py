@@ -5,6 +5,7 @@ means the time that follows, and a time that occurs twice means the first.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,30 +72,22 @@ class DailyWindow:
         Args:
             now: the time to check; default: this machine's time.
         """
-        for opens, closes in self._around(now):
-            if opens <= self._now(now) < closes:
-                return closes
-        return None
+        return next(
+            (ends for begins, ends, time in self._around(now) if begins <= time < ends), None
+        )
 
     def opens_next(self, now: "pendulum.DateTime | None" = None) -> "pendulum.DateTime":
         """Return when the window opens next."""
-        return next(opens for opens, _ in self._around(now) if opens > self._now(now))
+        return next(begins for begins, _, time in self._around(now) if begins > time)
 
-    def _now(self, now: "pendulum.DateTime | None") -> "pendulum.DateTime":
+    def _around(self, now: "pendulum.DateTime | None") -> "Iterator[tuple[pendulum.DateTime, ...]]":
+        """Yield when each of four windows opens and closes, and the time, in its time zone."""
         import pendulum
 
-        return (now or pendulum.now("UTC")).in_timezone(self.time_zone)
-
-    def _around(
-        self, now: "pendulum.DateTime | None"
-    ) -> "list[tuple[pendulum.DateTime, pendulum.DateTime]]":
-        today = self._now(now).start_of("day")
-        found = []
-        for day in (today.subtract(days=1), today, today.add(days=1), today.add(days=2)):
-            opens = self._at(day, self.begins)
-            closes = self._at(day.add(days=1) if self.ends <= self.begins else day, self.ends)
-            found.append((opens, closes))
-        return found
+        time = (now or pendulum.now("UTC")).in_timezone(self.time_zone)
+        for day in (time.start_of("day").add(days=days) for days in (-1, 0, 1, 2)):
+            last = day.add(days=1) if self.ends <= self.begins else day
+            yield self._at(day, self.begins), self._at(last, self.ends), time
 
     def _at(self, day: "pendulum.DateTime", minutes: int) -> "pendulum.DateTime":
         import pendulum

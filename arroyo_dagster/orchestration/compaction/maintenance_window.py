@@ -3,47 +3,46 @@ that starts jobs that a window left stopped. Opt-in per job.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.compaction.assets import rewrite_version
+from arroyo_dagster.orchestration.compaction.assets import published_events, rewrite_version
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.orchestration.compaction.rendering import format_rewrite, rewrite_metadata
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.requests import (
-    MAINTENANCE_TAG,
-    schedule_status,
-    sensor_status,
-)
-from arroyo_dagster.orchestration.serving import Tools
+from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.requests import MAINTENANCE_TAG, schedule_status
+from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve, unlisted_pipeline
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Names
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
-from arroyo_dagster.state.model.maintenance_window import WindowLimits, WindowOutcome, WindowSteps
+from arroyo_dagster.state.model.maintenance_window import (
+    WindowEnd,
+    WindowLimits,
+    WindowOutcome,
+    WindowSteps,
+)
+from arroyo_dagster.state.model.rewrite import RewriteOutcome
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.compaction.maintenance_window import (
-        RewriteWindow,
-        WindowOptions,
-    )
+    from arroyo_dagster.state.operations.compaction.maintenance_window import RewriteWindow
 
-OP = "arroyo_window"
-JOB = "arroyo_windows"
-RECOVERY = "arroyo_window_recovery"
+OP, JOB, RECOVERY = "arroyo_window", "arroyo_windows", "arroyo_window_recovery"
 _SENSOR_SECONDS = 60
 _AGAIN_SECONDS = 600
+_UNLIMITED = BoundsConfig(budget_minutes=1e6)  # it closes by the clock
 
 
-class WindowConfig(LaunchpadConfig):
+class MaintenanceWindow(LaunchpadConfig):
     """Which jobs to stop for maintenance, and when."""
 
     jobs: list[str] = Field(
@@ -71,73 +70,41 @@ class WindowConfig(LaunchpadConfig):
     )
     dry_run: bool = Field(default=False, description="Plan only; touch nothing.")
 
-    def limits(self) -> WindowLimits:
-        """Return the same limits for the state package."""
-        return configured(WindowLimits, self)
-
-    def settings(self) -> CompactionSettings:
-        """Return the same settings for the state package.
-
-        Raises:
-            dagster.Failure: there is no such policy.
-        """
-        return configured(CompactionSettings, self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaintenanceWindow:
-    """The maintenance window of a deployment: which jobs, when.
-
-    Attributes:
-        jobs: as job or pipeline/job; opt-in per job.
-        between: HH:MM-HH:MM in `time_zone`, every day.
-        config: all other settings; its jobs and times are ignored.
-    """
-
-    jobs: Sequence[str]
-    between: str
-    time_zone: str = "UTC"
-    config: WindowConfig | None = None
-
-    def as_config(self) -> WindowConfig:
-        """Return the configuration of its runs."""
-        base = self.config or WindowConfig(jobs=[])
-        return base.model_copy(
-            update={
-                "jobs": list(self.jobs),
-                "between": self.between,
-                "time_zone": self.time_zone,
-            }
-        )
-
 
 # ---- the job -------------------------------------------------------------------------------------
 
 
-def build_window_job(names: Names) -> dg.JobDefinition:
-    """Build the job: one op that handles its jobs one after the other."""
-
+def _build_job(names: Names) -> dg.JobDefinition:
     @dg.op(
         name=names.name(OP),
         pool=names.name("arroyo_compaction"),
         description="Serve the jobs one after the other: stop, rewrite, verify, start.",
         required_resource_keys=names.resources,
     )
-    def arroyo_window(context: dg.OpExecutionContext, config: WindowConfig) -> None:
+    def arroyo_window(context: dg.OpExecutionContext, config: MaintenanceWindow) -> Any:
         ends: dict[str, Any] = {}
-        tools = names.tools(context)
-        _check_named(config)
-        for name in config.jobs:
+
+        def work(turn: Turn) -> Iterator[Any]:
+            root = turn.pipeline.root
             try:
-                ends[name] = _one(context, name, config, names, tools)
-            except LeaseHeldError as error:  # there is nothing wrong
-                context.log.warning(f"{name} waits: {error.message}")
-                ends[name] = f"waits: {error.message}"
-            except ArroyoStateError as error:  # before the job was touched: the others go on
-                context.log.error(f"{name}: {error}")
-                ends[name] = error
-        context.add_output_metadata(shown.known({"jobs": shown.table(map(_row, ends.items()))}))
-        _raise_errors(ends, names)
+                ends[root] = yield from _steps(turn, context, config, names)
+            except ArroyoStateError as error:
+                ends[root] = error.message
+                raise
+            _check(root, ends[root], names)
+
+        with as_failure():
+            if not config.jobs:  # the run would be green, and nothing was looked at
+                raise InputError(
+                    "no job is named, and no other job is touched",
+                    field="jobs",
+                    next_step="name the jobs that may be stopped, as job or pipeline/job",
+                )
+        jobs = [names.pipelines.by_root.get(job, unlisted_pipeline(job)) for job in config.jobs]
+        tools, noted = names.tools(context), partial(_key, names)
+        yield from serve(context, jobs, work, _UNLIMITED, tools, noted=noted, in_turn=True)
+        rows = map(_row, ends.items())
+        yield dg.Output(None, metadata=shown.known({"jobs": shown.table(rows)}))
 
     @dg.job(
         name=names.name(JOB),
@@ -146,39 +113,50 @@ def build_window_job(names: Names) -> dg.JobDefinition:
         description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
         "again.",
     )
-    def arroyo_maintenance_window() -> None:
+    def arroyo_windows() -> None:
         arroyo_window()
 
-    return arroyo_maintenance_window
+    return arroyo_windows
 
 
-def _check_named(config: WindowConfig) -> None:
-    """Refuse a window for no job: its run would be green, and nothing was looked at."""
-    with as_failure():
-        if not config.jobs:
-            raise InputError(
-                "no job is named, and no other job is touched",
-                field="jobs",
-                next_step="name the jobs that may be stopped, as job or pipeline/job",
-            )
+def _key(names: Names, pipeline: Pipeline) -> dg.AssetKey | None:
+    """Return the asset that shows what a window does; None = the definitions do not know the job.
+
+    A job may be named without its pipeline.
+    """
+    known = [
+        one
+        for one in names.pipelines.pipelines
+        if pipeline.root in (one.root, one.root.rpartition("/")[2])
+    ]
+    return names.key(COMPACTED_STATE, known[0]) if len(known) == 1 else None
 
 
-def _one(
-    context: dg.OpExecutionContext,
-    name: str,
-    config: WindowConfig,
-    names: Names,
-    tools: Tools,
-) -> "RewriteWindow | str":
-    """One job's window; or why it was not opened."""
+def _steps(
+    turn: Turn, context: dg.OpExecutionContext, config: MaintenanceWindow, names: Names
+) -> "Generator[Any, Any, RewriteWindow | str]":
+    """Yield the events of one job's window, and return how it ended, or why it was not opened."""
     from arroyo_dagster.state.operations.catalog.jobs import find_job
-    from arroyo_dagster.state.operations.compaction.maintenance_window import run_window
+    from arroyo_dagster.state.operations.compaction.maintenance_window import (
+        WindowOptions,
+        run_window,
+    )
     from arroyo_dagster.state.operations.compaction.window_recovery import recover_window
 
-    store = tools.store
-    paths = find_job(store.reading(), name)
-    options = _options(context, name, config, tools)
-    control = tools.directory.control(store)
+    store, root, begun = turn.tools.store, turn.pipeline.root, time.monotonic()
+    paths = find_job(store.reading(), root)
+    key, control = _key(names, turn.pipeline), turn.tools.directory.control(store)
+    changes: list[RewriteOutcome] = []
+    options = WindowOptions(
+        settings=configured(CompactionSettings, config),
+        limits=configured(WindowLimits, config),
+        verify_level=config.verify_level,
+        owner=turn.owner,
+        run=turn.tools.runner.rewrites(),
+        lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
+        on_step=lambda step: context.log.info(f"{root}: {step.did}"),
+        on_change=lambda change: changes.extend([change] if change.published and key else []),
+    )
     if not config.dry_run:
         # What is down comes first, whatever the time.
         recovered = recover_window(store.writable(), paths, control, options)
@@ -186,176 +164,104 @@ def _one(
             return recovered
     if config.recover_only:
         return "no window left this job stopped"
-    closes = _closes(config)
-    if isinstance(closes, str):
-        context.log.info(f"{name}: {closes}")
-        return closes
-    begun = time.monotonic()
-    outcome = run_window(
-        store.reading() if config.dry_run else store.writable(),
-        paths,
-        control,
-        _until(options, closes),
-        dry_run=config.dry_run,
+    if config.between:
+        daily = DailyWindow.parse(config.between, config.time_zone)
+        closes = daily.closes_at()
+        if closes is None:
+            return f"the window is not open; it opens at {daily.opens_next().to_iso8601_string()}"
+        options = replace(options, closes_at_micros=micros_of(closes))
+
+    def event(change: RewriteOutcome) -> dg.AssetMaterialization:
+        assert key is not None
+        return dg.AssetMaterialization(
+            key,
+            metadata={**rewrite_metadata(change, time.monotonic() - begun), **ended},
+            tags={shown.DATA_VERSION: rewrite_version(change)},
+        )
+
+    ended: dict[str, Any] = {"arroyo/window": "interrupted"}
+    reached = store.reading() if config.dry_run else store.writable()
+    outcome = yield from published_events(
+        lambda: run_window(reached, paths, control, options, dry_run=config.dry_run),
+        changes,
+        event,
     )
-    _observe(context, paths, outcome, names, time.monotonic() - begun)
+    context.log.info(f"{root}: {outcome.end.value}")
+    downtime = shown.duration(outcome.downtime_seconds * 1e6)
+    ended = {"arroyo/window": outcome.end.value, "downtime": downtime}
+    if outcome.change is not None and outcome.change.published:
+        context.log.info(f"{root}: {format_rewrite(outcome.change)}")
+    if outcome.end is not WindowEnd.UNDONE:
+        yield from map(event, changes)
     return outcome
 
 
-def _options(
-    context: dg.OpExecutionContext, name: str, config: WindowConfig, tools: Tools
-) -> "WindowOptions":
-    from arroyo_dagster.state.operations.compaction.maintenance_window import WindowOptions
+def _check(root: str, end: "RewriteWindow | str", names: Names) -> None:
+    """Fail where something went wrong.
 
-    return WindowOptions(
-        settings=config.settings(),
-        limits=config.limits(),
-        verify_level=config.verify_level,
-        owner=f"dagster run {context.run.run_id}",
-        run=tools.runner.rewrites(),
-        lease_wait_seconds=config.lease_wait_seconds,
-        on_step=lambda step: context.log.info(f"{name}: {step.did}"),
-    )
-
-
-def _closes(config: WindowConfig) -> int | str | None:
-    """When the window closes, in microseconds; None if it does not; words if it is not open."""
-    if not config.between:
-        return None
-    daily = DailyWindow.parse(config.between, config.time_zone)
-    closes = daily.closes_at()
-    if closes is None:
-        return f"the window is not open; it opens at {daily.opens_next().to_iso8601_string()}"
-    return micros_of(closes)
-
-
-def _until(options: "WindowOptions", closes: int | None) -> "WindowOptions":
-    from dataclasses import replace
-
-    return replace(options, closes_at_micros=closes)
-
-
-def _observe(
-    context: dg.OpExecutionContext,
-    paths: JobPaths,
-    outcome: "RewriteWindow",
-    names: Names,
-    seconds: float,
-) -> None:
-    """Tell of the window in the log, and of rewritten state as the asset's."""
-    context.log.info(f"{paths.root}: {outcome.end.value}")
-    found = outcome.change
-    if found is None or not found.published:
+    Raises:
+        dagster.Failure: the job may be down, or a step failed.
+    """
+    if isinstance(end, str):
         return
-    context.log.info(f"{paths.root}: {format_rewrite(found)}")
-    metadata = rewrite_metadata(found, seconds)
-    metadata["arroyo/window"] = outcome.end.value
-    metadata["downtime"] = shown.duration(outcome.downtime_seconds * 1e6)
-    pipeline = names.pipelines.by_root.get(paths.root)
-    if pipeline is not None:
-        context.log_event(
-            dg.AssetMaterialization(
-                asset_key=names.key(COMPACTED_STATE, pipeline),
-                metadata=metadata,
-                tags={"dagster/data_version": rewrite_version(found)},
-            )
+    if not end.started:
+        raise dg.Failure(
+            f"NOT STARTED AGAIN: {root}. Next: check it in Arroyo; the sensor "
+            f"{names.name(RECOVERY)}, or this job with recover_only, starts it"
         )
+    if end.problem is not None:
+        raise dg.Failure(f"the job runs, but at least one step failed: {end.problem}")
 
 
 def _row(item: tuple[str, Any]) -> dict[str, Any]:
     name, end = item
-    if isinstance(end, WindowOutcome):
-        return {
-            "job": name,
-            "end": end.end.value,
-            "down for s": round(end.downtime_seconds, 1),
-            "problem": "-" if end.problem is None else str(end.problem),
-        }
-    return {"job": name, "end": "not touched", "down for s": 0.0, "problem": str(end)}
-
-
-def _raise_errors(ends: dict[str, Any], names: Names) -> None:
-    """Fail the run where something went wrong, worst first.
-
-    Raises:
-        dagster.Failure: a job may be down, was not rewritten, or could not be looked at.
-    """
-    outcomes = {name: end for name, end in ends.items() if isinstance(end, WindowOutcome)}
-    down = [name for name, end in outcomes.items() if not end.started]
-    if down:
-        raise dg.Failure(
-            f"NOT STARTED AGAIN: {', '.join(down)}. Next: check them in Arroyo; the sensor "
-            f"{names.name(RECOVERY)}, or this job with recover_only, starts them",
-            allow_retries=True,
-        )
-    wrong = {name: end for name, end in ends.items() if isinstance(end, ArroyoStateError)}
-    wrong |= {name: end.problem for name, end in outcomes.items() if end.problem is not None}
-    if wrong:
-        told = "; ".join(f"{name}: {problem}" for name, problem in wrong.items())
-        raise dg.Failure(
-            f"every job runs, but at least one step failed: {told}", allow_retries=False
-        )
+    if not isinstance(end, WindowOutcome):
+        return {"job": name, "end": "not touched", "down for s": 0.0, "problem": end}
+    seconds = round(end.downtime_seconds, 1)
+    return {"job": name, "end": end.end.value, "down for s": seconds, "problem": end.problem}
 
 
 # ---- when ----------------------------------------------------------------------------------------
 
 
 def build_window_definitions(
-    names: Names, window: MaintenanceWindow, *, running: bool = False
+    names: Names, window: MaintenanceWindow | None, *, running: bool = False
 ) -> dg.Definitions:
     """Build the job, the schedule that opens the window, and the sensor that starts jobs left
     stopped.
 
-    Raises:
-        InputError: the window has the wrong form, or there is no such time zone.
-    """
-    job = build_window_job(names)
-    return dg.Definitions(
-        jobs=[job],
-        schedules=[build_window_schedule(names, job, window, running=running)],
-        sensors=[build_recovery_sensor(names, job)],
-    )
-
-
-def build_recovery_definitions(names: Names) -> dg.Definitions:
-    """Build the job and the sensor that starts jobs left stopped, without a schedule: for windows
-    that others open.
-    """
-    job = build_window_job(names)
-    return dg.Definitions(jobs=[job], sensors=[build_recovery_sensor(names, job)])
-
-
-def build_window_schedule(
-    names: Names, job: dg.JobDefinition, window: MaintenanceWindow, *, running: bool = False
-) -> dg.ScheduleDefinition:
-    """Build the schedule that starts a run when the window opens.
+    Args:
+        window: None = without a schedule, for windows that others open.
 
     Raises:
         InputError: the window has the wrong form, or there is no such time zone.
     """
-    daily = DailyWindow.parse(window.between, window.time_zone)
-    return dg.ScheduleDefinition(
-        name=names.name("arroyo_window_schedule"),
-        job=job,
-        description="Stop, rewrite and start the jobs of the maintenance window when it opens.",
-        cron_schedule=daily.cron,
-        execution_timezone=window.time_zone,
-        run_config=dg.RunConfig({names.name(OP): window.as_config()}),
-        default_status=schedule_status(running),
-    )
+    job = _build_job(names)
+    schedules = []
+    if window is not None:
+        schedules.append(
+            dg.ScheduleDefinition(
+                name=names.name("arroyo_window_schedule"),
+                job=job,
+                description="Stop, rewrite and start the jobs of the maintenance window when it "
+                "opens.",
+                cron_schedule=DailyWindow.parse(window.between, window.time_zone).cron,
+                execution_timezone=window.time_zone,
+                run_config=dg.RunConfig({names.name(OP): window}),
+                default_status=schedule_status(running),
+            )
+        )
+    return dg.Definitions(jobs=[job], schedules=schedules, sensors=[_build_sensor(names, job)])
 
 
-def build_recovery_sensor(names: Names, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """Build the sensor that restarts jobs whose window was interrupted because its process died.
-
-    It runs wherever a window is configured, whatever is switched off: a job may be down.
-    """
+def _build_sensor(names: Names, job: dg.JobDefinition) -> dg.SensorDefinition:
+    """It runs wherever a window is configured, whatever is switched off: a job may be down."""
 
     @dg.sensor(
         name=names.name(RECOVERY),
         job=job,
         minimum_interval_seconds=_SENSOR_SECONDS,
-        default_status=sensor_status(True),
+        default_status=dg.DefaultSensorStatus.RUNNING,
         description="Restart jobs whose maintenance window was interrupted.",
         required_resource_keys=names.resources,
     )
@@ -364,20 +270,20 @@ def build_recovery_sensor(names: Names, job: dg.JobDefinition) -> dg.SensorDefin
 
         store = names.tools(context).store
         with as_failure():
-            cut_off = interrupted_windows(store.reading(), store.jobs())
-        if not cut_off:
+            roots = [str(one.root) for one in interrupted_windows(store.reading(), store.jobs())]
+        if not roots:
             return dg.SkipReason("no job needs to be started again")
         # Again after a while, if the API was away as well.
         attempt = int(time.time()) // _AGAIN_SECONDS
         return [
             dg.RunRequest(
-                run_key=f"{paths.root}:{attempt}",
+                run_key=f"{root}:{attempt}",
                 run_config=dg.RunConfig(
-                    {names.name(OP): WindowConfig(jobs=[str(paths.root)], recover_only=True)}
+                    {names.name(OP): MaintenanceWindow(jobs=[root], recover_only=True)}
                 ),
-                tags={"arroyo/job_id": str(paths.root)},
+                tags={"arroyo/job_id": root},
             )
-            for paths in cut_off
+            for root in roots
         ]
 
     return arroyo_window_recovery

@@ -1,12 +1,14 @@
 """Dataflows in Dagster: each state is an asset with lineage and checks, reported by the sensor.
 
-    defs = build_arroyo_definitions("s3://bucket/checkpoints", dataflows=["dataflow.yaml"])
+    defs = build_arroyo_definitions(
+        "s3://bucket/checkpoints", options=ArroyoOptions(dataflows=["dataflow.yaml"])
+    )
 
 The services run elsewhere (`arroyo-state sdf run`). Their jobs are reported, compacted and expired
 like all others. Materializing a state reads its owner's newest epoch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +20,8 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import check_result
 from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
-from arroyo_dagster.orchestration.dataflow.user_steps import user_step
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import RESTORABLE, Names, check_description
 from arroyo_dagster.state.model.clock import wall_clock
@@ -80,72 +81,79 @@ def load_graph(
 
 
 def sdf_dataflow_assets(
-    file: str | Path | Dataflow,
+    file: str | Path | Dataflow | SdfGraph,
     *,
     name: str | None = None,
     translator: DagsterSdfTranslator | None = None,
+    docs_url: str | None = None,
+    resources: set[str] | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
     """Make the states of a dataflow the assets of a function, with their checks.
 
         @sdf_dataflow_assets("dataflow.yaml")
-        def words(context, arroyo_store):
+        def words(context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore):
             yield from observe_states(context, arroyo_store, "dataflow.yaml")
 
-    The function may take the deployment's resources, such as `arroyo_store`, by these names, with
-    or without annotations. States that are not read, or have not changed, are not materialized.
+    States that are not read, or have not changed, are not materialized.
 
     Args:
         file: the dataflow.yaml, or the definition itself.
         name: of the op; default: derived from the dataflow's name.
         translator: names and describes the assets.
+        docs_url: where a copy of the documentation site is served, for links to the runbook.
+        resources: the keys of resources that the function takes from its context.
 
     Raises:
         InvalidDefinition: the file has errors.
     """
-    states = _states_of(load_graph(file, translator), name)
-    return lambda function: states(user_step(function))
-
-
-def _states_of(
-    graph: SdfGraph,
-    name: str | None = None,
-    docs_url: str | None = None,
-    resources: set[str] | None = None,
-) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
+    graph = file if isinstance(file, SdfGraph) else load_graph(file, translator)
+    checks = [
+        dg.AssetCheckSpec(
+            check,
+            asset=graph.key_of(state),
+            description=check_description(description, check, docs_url),
+        )
+        for state in graph.owned
+        for check, description in _CHECKS.items()
+    ]
     return dg.multi_asset(
-        required_resource_keys=resources,
         name=name or f"{graph.op_name}_states",
         specs=[spec.replace_attributes(skippable=True) for spec in graph.state_specs()],
-        check_specs=_check_specs(graph, docs_url),
+        check_specs=checks,
         can_subset=True,
+        required_resource_keys=resources,
     )
 
 
-def _check_specs(graph: SdfGraph, docs_url: str | None) -> list[dg.AssetCheckSpec]:
-    return [
-        dg.AssetCheckSpec(
-            name,
-            asset=graph.key_of(state),
-            description=check_description(description, name, docs_url),
-        )
-        for state in graph.owned
-        for name, description in _CHECKS.items()
-    ]
+def build_dataflow_definitions(
+    graph: SdfGraph, names: Names, options: SdfOptions, cron: str, **clock: Any
+) -> dg.Definitions:
+    """Build the assets of a dataflow, states, topics and services, and a job that reads all states
+    and checks them.
 
+    Args:
+        cron, clock: when the job runs, as `clock_schedule` takes them.
+    """
 
-def build_sdf_assets(
-    graph: SdfGraph, names: Names, options: SdfOptions | None = None
-) -> list[dg.AssetsDefinition | dg.AssetSpec]:
-    """Build the assets of a dataflow: states, topics and services."""
-
-    @_states_of(graph, docs_url=names.translator.docs_url(), resources=names.resources)
+    @sdf_dataflow_assets(graph, docs_url=names.translator.docs_url(), resources=names.resources)
     def states(context: dg.AssetExecutionContext) -> Any:
         yield from observe_states(context, names.tools(context).store, graph, options=options)
 
-    return [states, *graph.outer_specs()]
+    job: Any = dg.define_asset_job(
+        graph.op_name,
+        selection=dg.AssetSelection.assets(states),
+        description=f"Read the states of {graph.name}, and check them.",
+        executor_def=dg.in_process_executor,
+        run_tags=BACKGROUND_TAGS,
+    )
+    return dg.Definitions(
+        assets=[states, *graph.outer_specs()],
+        jobs=[job],
+        schedules=[clock_schedule(job, cron, **clock)],
+    )
 
 
-# ---- looking -------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 def observe_states(
@@ -161,22 +169,21 @@ def observe_states(
     Raises:
         dg.Failure: the store failed, or a state cannot be read.
     """
-    graph = file if isinstance(file, SdfGraph) else load_graph(file)
+    checks = context.selected_asset_check_keys
     with as_failure():
+        graph = file if isinstance(file, SdfGraph) else load_graph(file)
         view = StatesView(graph, arroyo_store.reading(), options or SdfOptions())
-        wanted = context.selected_asset_keys | {
-            check.asset_key for check in context.selected_asset_check_keys
-        }
-        for state in [state for state in graph.owned if graph.key_of(state) in wanted]:
+        for state in graph.owned:
             key = graph.key_of(state)
-            summary = view.summary(state)
-            if key in context.selected_asset_keys and has_changed(context.instance, key, summary):
-                yield dg.MaterializeResult(
-                    asset_key=key,
-                    metadata=summary_metadata(summary),
-                    data_version=dg.DataVersion(summary.version),
-                )
-            for check in context.selected_asset_check_keys:
+            if key in context.selected_asset_keys:
+                summary = view.summary(state)
+                if has_changed(context.instance, key, summary):
+                    yield dg.MaterializeResult(
+                        asset_key=key,
+                        metadata=summary_metadata(summary),
+                        data_version=dg.DataVersion(summary.version),
+                    )
+            for check in checks:
                 if check.asset_key == key:
                     yield view.check(state, check.name)
 
@@ -190,62 +197,79 @@ class StatesView:
         self.graph = graph
         self._store = store
         self._options = options
-        self.views = Views(store, graph.dataflow, private=options.private)
-        self._summaries: dict[str, StateSummary] = {}
+        self._views = Views(store, graph.dataflow, private=options.private)
+        self._summaries: dict[tuple[str, str], StateSummary] = {}
 
     def summary(self, state: StateDef) -> "StateSummary":
         """Return the summary of one state."""
         from arroyo_dagster.dataflow.views.summary import summarise
 
-        name = f"{state.owner}.{state.name}"
+        name = (state.owner, state.name)
         if name not in self._summaries:
             (self._summaries[name],) = summarise(
-                self._store, self.views, [state], read_bytes=self._options.read_bytes
+                self._store, self._views, [state], read_bytes=self._options.read_bytes
             )
         return self._summaries[name]
-
-    @property
-    def owners(self) -> set[str]:
-        """Return the services that own a state and have an epoch."""
-        return {name for name, epoch in self.views.epochs.items() if epoch is not None}
-
-    def refresh(self) -> None:
-        """Read newer epochs from now on."""
-        self.views.refresh()
-        self._summaries.clear()
 
     def check(self, state: StateDef, name: str) -> dg.AssetCheckResult:
         """Return one check of one state."""
         verdict = self._verdict(state, name)
+        warns = name == NOT_STALE or verdict.passed
         return check_result(
             verdict,
             name,
             self.graph.key_of(state),
-            severity=dg.AssetCheckSeverity.WARN
-            if name == NOT_STALE or verdict.passed
-            else dg.AssetCheckSeverity.ERROR,
+            severity=dg.AssetCheckSeverity.WARN if warns else dg.AssetCheckSeverity.ERROR,
             passed=not verdict.findings,
         )
 
     def _verdict(self, state: StateDef, name: str) -> Verdict:
         from arroyo_dagster.dataflow.views.summary import keys_unique, ttl_effective
         from arroyo_dagster.dataflow.views.view import service_paths
-        from arroyo_dagster.state.operations.catalog import footers as health
+        from arroyo_dagster.state.operations.catalog.footers import (
+            check_newest,
+            check_restorable,
+            job_ages,
+        )
 
-        paths = service_paths(self.graph.dataflow, state.owner)
+        paths, now_micros = service_paths(self.graph.dataflow, state.owner), wall_clock()
         if name == RESTORABLE:
-            return health.check_newest(self._store, paths, health.check_restorable)
+            return check_newest(self._store, paths, check_restorable)
         if name == KEYS_UNIQUE:
             return keys_unique(self.summary(state))
-        now_micros = wall_clock()
         if name == TTL_EFFECTIVE:
             return ttl_effective(self.summary(state), now_ms=now_micros // 1000)
-        limit = int(self._options.stale_after.total_seconds() * 1_000_000)
-        ages = health.job_ages(self._store, [paths])
+        limit = self._options.stale_after // timedelta(microseconds=1)
+        ages = job_ages(self._store, [paths])
         return every_job_recent(ages, now_micros=now_micros, limit_micros=limit)
 
-
-# ---- telling -------------------------------------------------------------------------------------
+    def events(
+        self, instance: dg.DagsterInstance, services: set[str]
+    ) -> Iterator[dg.AssetMaterialization]:
+        """Read newer epochs, and yield the events of services, and of their states that changed."""
+        self._views.refresh()
+        self._summaries.clear()
+        for service in sorted(services):
+            head = self._views.head(service)
+            if head is not None:
+                yield dg.AssetMaterialization(
+                    self.graph.service_key(service),
+                    description=f"epoch {head.epoch} of {service}",
+                    metadata=_epoch_metadata(
+                        head.epoch, head.finish_time_micros, job_watermark_micros(head)
+                    ),
+                )
+        for state in self.graph.owned:
+            if state.owner not in services:
+                continue
+            key, summary = self.graph.key_of(state), self.summary(state)
+            if has_changed(instance, key, summary):
+                yield dg.AssetMaterialization(
+                    key,
+                    description=f"epoch {summary.epoch} of {state.owner}",
+                    tags={shown.DATA_VERSION: summary.version},
+                    metadata=summary_metadata(summary),
+                )
 
 
 def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateSummary") -> bool:
@@ -259,21 +283,29 @@ def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateS
 
 def summary_metadata(summary: "StateSummary") -> dict[str, Any]:
     """Return the summary of a state as metadata; unknown values are left out."""
-    ttl = summary.state.ttl_ms
+    oldest, has_ttl = summary.oldest_ms, summary.state.ttl_ms is not None
     return shown.known(
         {
             "dagster/row_count": summary.rows,
             "size": format_bytes(summary.size_bytes),
-            "sdf/epoch": summary.epoch,
-            "sdf/finished_at": shown.timestamp(summary.finished_micros),
-            "sdf/watermark": shown.timestamp(summary.watermark_micros),
-            "sdf/oldest_update": shown.timestamp(
-                None if summary.oldest_ms is None else summary.oldest_ms * 1000
-            ),
-            "sdf/expired_rows_kept": summary.expired_rows if ttl is not None else None,
+            **_epoch_metadata(summary.epoch, summary.finished_micros, summary.watermark_micros),
+            "sdf/oldest_update": shown.timestamp(None if oldest is None else oldest * 1000),
+            "sdf/expired_rows_kept": summary.expired_rows if has_ttl else None,
             "first rows": shown.table(summary.sample),
             "sdf/files": summary.files,
             "sdf/bytes": summary.size_bytes,
+        }
+    )
+
+
+def _epoch_metadata(
+    epoch: int | None, finished_micros: int | None, watermark_micros: int | None
+) -> dict[str, Any]:
+    return shown.known(
+        {
+            "sdf/epoch": epoch,
+            "sdf/finished_at": shown.timestamp(finished_micros),
+            "sdf/watermark": shown.timestamp(watermark_micros),
         }
     )
 
@@ -284,10 +316,10 @@ class StatesReport:
     Lives as long as the code server: for a newer epoch, only the files listed since are read.
     """
 
-    def __init__(self, graphs: Sequence[SdfGraph], options: SdfOptions | None = None) -> None:
+    def __init__(self, graphs: Iterable[SdfGraph], options: SdfOptions) -> None:
         self._graphs = {graph.name: graph for graph in graphs}
-        self._options = options or SdfOptions()
-        self._views: dict[tuple[str, str], StatesView] = {}
+        self._options = options
+        self._views: dict[str, StatesView] = {}
 
     def events(
         self, instance: dg.DagsterInstance, store: "ObjectStore", jobs: Iterable[JobPaths]
@@ -302,57 +334,6 @@ class StatesReport:
             if job.pipeline is not None and job.pipeline in self._graphs:
                 owners.setdefault(job.pipeline, set()).add(job.job)
         for name, services in owners.items():
-            yield from self._of_dataflow(instance, store, self._graphs[name], services)
-
-    def _of_dataflow(
-        self,
-        instance: dg.DagsterInstance,
-        store: "ObjectStore",
-        graph: SdfGraph,
-        services: set[str],
-    ) -> Iterator[dg.AssetMaterialization]:
-        known = (store.url, graph.name)
-        if known not in self._views:
-            self._views[known] = StatesView(graph, store, self._options)
-        view = self._views[known]
-        view.refresh()
-        yield from (_service_event(graph, view, name) for name in sorted(services & view.owners))
-        for state in graph.owned:
-            if state.owner not in services:
-                continue
-            key, summary = graph.key_of(state), view.summary(state)
-            if has_changed(instance, key, summary):
-                yield dg.AssetMaterialization(
-                    key,
-                    description=f"epoch {summary.epoch} of {state.owner}",
-                    tags={shown.DATA_VERSION: summary.version},
-                    metadata=summary_metadata(summary),
-                )
-
-
-def _service_event(graph: SdfGraph, view: StatesView, service: str) -> dg.AssetMaterialization:
-    head = view.views.head(service)
-    assert head is not None
-    return dg.AssetMaterialization(
-        graph.service_key(service),
-        description=f"epoch {head.epoch} of {service}",
-        metadata=shown.known(
-            {
-                "sdf/epoch": head.epoch,
-                "sdf/finished_at": shown.timestamp(head.finish_time_micros),
-                "sdf/watermark": shown.timestamp(job_watermark_micros(head)),
-            }
-        ),
-    )
-
-
-def build_sdf_job(graph: SdfGraph) -> Any:
-    """Build the job that reads all states of a dataflow and checks them."""
-    keys: Mapping[str, dg.AssetKey] = {state.table: graph.key_of(state) for state in graph.owned}
-    return dg.define_asset_job(
-        graph.op_name,
-        selection=dg.AssetSelection.assets(*keys.values()),
-        description=f"Read the states of {graph.name}, and check them.",
-        executor_def=dg.in_process_executor,
-        run_tags=BACKGROUND_TAGS,
-    )
+            if name not in self._views:
+                self._views[name] = StatesView(self._graphs[name], store, self._options)
+            yield from self._views[name].events(instance, services)

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,17 @@ import dagster as dg
 from arroyo_dagster.dataflow.definition.definition import (
     Dataflow,
     Endpoint,
-    ServiceDef,
     StateDef,
     StateForm,
-    StateRef,
     ValueKind,
 )
+from arroyo_dagster.orchestration.pipelines.lineage import reaches
+from arroyo_dagster.orchestration.pipelines.names import key_part
 from arroyo_dagster.orchestration.rendering import column_schema, with_commands
 
 _CODE = "dagster/code_references"
 TOPIC, SERVICE, STATE = "topic", "service", "state"
+_KINDS = {TOPIC: {"sdf", "topic"}, SERVICE: {"sdf", "python"}, STATE: {"sdf", "arroyo"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +31,17 @@ class SdfProps:
 
     Attributes:
         kind: `topic`, `service` or `state`.
-        dataflow: `{namespace}.{name}`, also the first directory of its states.
+        namespace, dataflow: of the dataflow; `{namespace}.{dataflow}` is the first directory of its
+            states.
         name: the topic's, the service's, or the state's by its owner.
-        service: for a state, its owner.
         state: for a state, its definition.
         deployment: the name of the deployment, if one instance has several.
     """
 
     kind: str
+    namespace: str
     dataflow: str
     name: str
-    service: str | None = None
     state: StateDef | None = None
     deployment: str | None = None
 
@@ -53,41 +54,41 @@ class DagsterSdfTranslator:
 
     def get_asset_spec(self, props: SdfProps) -> dg.AssetSpec:
         """Return key, group, kinds, description, tags, owners and metadata of an asset."""
-        owner = [props.service] if props.service else []
+        owner = [] if props.state is None else [props.state.owner]
         deployment = [props.deployment] if props.deployment else []
-        kinds = {TOPIC: {"sdf", "topic"}, SERVICE: {"sdf", "python"}, STATE: {"sdf", "arroyo"}}
+        above = [*deployment, props.namespace, props.dataflow]
         return dg.AssetSpec(
-            ["sdf", *deployment, props.dataflow, props.kind, *owner, props.name],
-            group_name=re.sub(r"\W", "_", props.dataflow),
-            kinds=kinds[props.kind],
+            ["sdf", *map(key_part, [*above, props.kind, *owner, props.name])],
+            group_name=re.sub(r"\W", "_", "_".join(above)),
+            kinds=_KINDS[props.kind],
             description=_description(props),
             metadata=_metadata(props),
         )
 
 
 def _description(props: SdfProps) -> str:
+    state = props.state
     if props.kind == TOPIC:
         return f"The topic `{props.name}`, outside of Dagster."
-    if props.kind == SERVICE:
+    if state is None:
         return f"The service `{props.name}`: a streaming job. The sensor reports its epochs."
-    state = props.state
-    assert state is not None
-    what = "a value" if state.value_kind is ValueKind.SCALAR else "a row"
+    scalar = state.value_kind is ValueKind.SCALAR
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
     window = "" if state.window is None else "; shows the window that closed last"
     commands = [f"sdf show dataflow.yaml {state.owner}/{state.name}/state"]
-    if state.value_kind is not ValueKind.SCALAR:
+    if not scalar:
         commands.append(f'sdf sql dataflow.yaml "select * from {state.table}"')
+    what = "a value" if scalar else "a row"
     text = f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."
     return with_commands(text, commands)
 
 
 def _metadata(props: SdfProps) -> dict[str, object]:
-    if props.state is None:
-        return {}
     state = props.state
+    if state is None:
+        return {}
     return {
-        "dagster/table_name": f"{props.dataflow}.{state.table}",
+        "dagster/table_name": f"{props.namespace}.{props.dataflow}.{state.table}",
         "dagster/column_schema": column_schema(_columns(state), {"_key": "the key"}),
         "sdf/ttl_seconds": "never" if state.ttl_ms is None else state.ttl_ms / 1000,
     }
@@ -131,43 +132,28 @@ class SdfGraph:
     @property
     def owned(self) -> tuple[StateDef, ...]:
         """Return the states that its services define."""
-        return tuple(
-            state
-            for service in self.dataflow.services.values()
-            for state in service.states.values()
-            if state.form is StateForm.TYPED
-        )
+        services = self.dataflow.services.values()
+        every = (state for service in services for state in service.states.values())
+        return tuple(state for state in every if state.form is StateForm.TYPED)
 
     def key_of(self, state: StateDef) -> dg.AssetKey:
         """Return the key of a state's asset."""
-        return self.state_spec(state).key
+        return self._spec(STATE, state.name, state).key
 
     def service_key(self, service: str) -> dg.AssetKey:
         """Return the key of a service's asset."""
-        return self._key(SERVICE, service)
-
-    def state_spec(self, state: StateDef) -> dg.AssetSpec:
-        """Return the asset of a state, made by the service that owns it."""
-        return self._spec(
-            SdfProps(
-                kind=STATE,
-                dataflow=self.name,
-                name=state.name,
-                service=state.owner,
-                state=state,
-                deployment=self.deployment,
-            ),
-            [self._key(SERVICE, state.owner)],
-        )
-
-    def state_specs(self) -> list[dg.AssetSpec]:
-        """Return the assets of all states."""
-        return [self.state_spec(state) for state in self.owned]
+        return self._spec(SERVICE, service).key
 
     def reported_keys(self) -> list[dg.AssetKey]:
         """Return the keys of the assets that the sensor reports: services and owned states."""
-        services = [self.service_key(name) for name in self.dataflow.services]
-        return [*services, *(self.key_of(state) for state in self.owned)]
+        return [*map(self.service_key, self.dataflow.services), *map(self.key_of, self.owned)]
+
+    def state_specs(self) -> list[dg.AssetSpec]:
+        """Return the assets of all states, each made by the service that owns it."""
+        return [
+            self._spec(STATE, state.name, state, deps=[self.service_key(state.owner)])
+            for state in self.owned
+        ]
 
     def outer_specs(self) -> list[dg.AssetSpec]:
         """Return the assets outside of Dagster: topics and services.
@@ -175,43 +161,40 @@ class SdfGraph:
         Services may pass records in a cycle, but assets may not: a dependency that would close a
         cycle is left out.
         """
-        return _without_circles(self._outer(), fixed=self.state_specs())
-
-    def _outer(self) -> list[dg.AssetSpec]:
         services = self.dataflow.services.values()
-        written: dict[str, list[dg.AssetKey]] = {}
+        topics: dict[str, list[dg.AssetKey]] = {}
         for service in services:
-            for sink in _topics(service.sinks):
-                written.setdefault(sink, []).append(self._key(SERVICE, service.name))
-            for source in _topics(service.sources):
-                written.setdefault(source, [])
-        topics = [
-            self._spec(self._props(TOPIC, topic), writers)
-            for topic, writers in sorted(written.items())
-        ]
-        return topics + [self._service(service) for service in services]
+            for topic in _topics(service.sinks):
+                topics.setdefault(topic, []).append(self.service_key(service.name))
+            for topic in _topics(service.sources):
+                topics.setdefault(topic, [])
+        specs = [self._spec(TOPIC, topic, deps=topics[topic]) for topic in sorted(topics)]
+        for service in services:
+            read = [self._spec(TOPIC, topic).key for topic in _topics(service.sources)]
+            refs = [state.ref for state in service.states.values() if state.ref is not None]
+            seen = [
+                self.key_of(self.dataflow.services[ref.service].states[ref.state]) for ref in refs
+            ]
+            specs.append(self._spec(SERVICE, service.name, deps=[*read, *seen]))
+        return _without_cycles(specs, fixed=self.state_specs())
 
-    def _service(self, service: ServiceDef) -> dg.AssetSpec:
-        read = [self._key(TOPIC, topic) for topic in _topics(service.sources)]
-        seen = [
-            self._referenced(state.ref)
-            for state in service.states.values()
-            if state.ref is not None
-        ]
-        return self._spec(self._props(SERVICE, service.name), [*read, *seen])
-
-    def _referenced(self, ref: StateRef) -> dg.AssetKey:
-        return self.key_of(self.dataflow.services[ref.service].states[ref.state])
-
-    def _key(self, kind: str, name: str) -> dg.AssetKey:
-        return self.translator.get_asset_spec(self._props(kind, name)).key
-
-    def _props(self, kind: str, name: str) -> SdfProps:
-        return SdfProps(kind=kind, dataflow=self.name, name=name, deployment=self.deployment)
-
-    def _spec(self, props: SdfProps, deps: list[dg.AssetKey]) -> dg.AssetSpec:
+    def _spec(
+        self,
+        kind: str,
+        name: str,
+        state: StateDef | None = None,
+        deps: Sequence[dg.AssetKey] = (),
+    ) -> dg.AssetSpec:
+        props = SdfProps(
+            kind=kind,
+            namespace=self.dataflow.namespace,
+            dataflow=self.dataflow.name,
+            name=name,
+            state=state,
+            deployment=self.deployment,
+        )
         spec = self.translator.get_asset_spec(props)
-        metadata = {**self._code(props.state), **spec.metadata}
+        metadata = {**self._code(state), **spec.metadata}
         return spec.replace_attributes(deps=[*spec.deps, *deps], metadata=metadata)
 
     def _code(self, state: StateDef | None) -> dict[str, Any]:
@@ -227,34 +210,18 @@ class SdfGraph:
             return {_CODE: dg.CodeReferencesMetadataValue(code_references=[code])}
 
 
-def _topics(endpoints: tuple[Endpoint, ...]) -> list[str]:
+def _topics(endpoints: Sequence[Endpoint]) -> list[str]:
     found = [one.id for one in endpoints if one.kind == "topic" and one.id is not None]
     return list(dict.fromkeys(found))
 
 
-def _without_circles(specs: list[dg.AssetSpec], *, fixed: list[dg.AssetSpec]) -> list[dg.AssetSpec]:
+def _without_cycles(
+    specs: Sequence[dg.AssetSpec], *, fixed: Sequence[dg.AssetSpec]
+) -> list[dg.AssetSpec]:
     above = {spec.key: {dep.asset_key for dep in spec.deps} for spec in fixed}
-    above.update({spec.key: set() for spec in specs})
+    kept = []
     for spec in specs:
-        for dep in spec.deps:
-            if not _reaches(above, dep.asset_key, spec.key):
-                above[spec.key].add(dep.asset_key)
-    return [
-        spec.replace_attributes(deps=[dep for dep in spec.deps if dep.asset_key in above[spec.key]])
-        for spec in specs
-    ]
-
-
-def _reaches(
-    above: dict[dg.AssetKey, set[dg.AssetKey]], start: dg.AssetKey, goal: dg.AssetKey
-) -> bool:
-    """Whether `goal` is `start`, or one of what `start` is made of."""
-    seen, left = {start}, [start]
-    while left:
-        one = left.pop()
-        if one == goal:
-            return True
-        fresh = above.get(one, set()) - seen
-        seen |= fresh
-        left.extend(fresh)
-    return False
+        deps = [dep for dep in spec.deps if not reaches(dep.asset_key, spec.key, above)]
+        above.setdefault(spec.key, set()).update(dep.asset_key for dep in deps)
+        kept.append(spec.replace_attributes(deps=deps))
+    return kept

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from arroyo_dagster.state.model.tables import TableConfig
 
 Role = Literal["source", "sink"]
+_T = TypeVar("_T")
 _OPERATOR = re.compile(r"(source|sink)_(.+)_\d+", re.DOTALL)
 _PREVIEW = re.compile(r"sink_(.+)_\d+_1", re.DOTALL)
 _OWNER = re.compile(r"([A-Za-z-]+(?: [A-Za-z]+)*) (?:source|sink)\b")
@@ -303,20 +304,21 @@ def _closing(edges: Iterable[_Edge]) -> set[_Edge]:
     refused = set()
     for edge in edges:
         start, end = _ends(edge)
-        if _reaches(end, start, after):
+        if reaches(end, start, after):
             refused.add(edge)
         else:
             after.setdefault(start, set()).add(end)
     return refused
 
 
-def _reaches(start: _Node, end: _Node, after: Mapping[_Node, set[_Node]]) -> bool:
+def reaches(start: _T, end: _T, after: Mapping[_T, Collection[_T]]) -> bool:
+    """Return whether `end` is `start`, or follows it."""
     seen, waiting = {start}, [start]
     while waiting:
         node = waiting.pop()
         if node == end:
             return True
-        fresh = after.get(node, set()) - seen
+        fresh = set(after.get(node, ())) - seen
         seen |= fresh
         waiting += fresh
     return False

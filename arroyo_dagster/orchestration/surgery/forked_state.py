@@ -1,7 +1,7 @@
 """Fork the state of one Arroyo job into another, stopped one: the asset, its job and a schedule."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,27 +9,20 @@ import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.compaction.maintenance_window import build_recovery_definitions
+from arroyo_dagster.orchestration.compaction.maintenance_window import build_window_definitions
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.requests import schedule_status
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.surgery.state_change import (
-    ChangeConfig,
-    ChangeRun,
-    change_assets,
-    change_job,
-)
+from arroyo_dagster.orchestration.serving import Turn
+from arroyo_dagster.orchestration.surgery.state_change import ChangeConfig, build_change
 from arroyo_dagster.orchestration.translator import FORKED_STATE, Names
 from arroyo_dagster.redaction import without_secrets
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.surgery.carried_files import StateSource
     from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 
-OP = "arroyo_forked_state"
 FORK_CRON = "41 3 * * *"
 
 
@@ -93,92 +86,70 @@ def build_forked_state(
         window: whether there is a maintenance window, whose sensor starts what was left stopped.
 
     Raises:
-        InputError: `nightly` approves a plan: the next night has another one; or names no job.
+        InputError: `nightly` approves a plan: the next night has another one; or names no job, or
+            one that the definitions do not know.
     """
-    assets = change_assets(names, FORKED_STATE, OP, _run_of(names), ForkConfig)
-    description = "Plan or execute a fork of the state of one job into another, stopped one."
-    if not assets:
-        return dg.Definitions()
-    job = change_job(names, "arroyo_fork", assets, description)
-    parts = [dg.Definitions(assets=assets, jobs=[job])]
+    text = "Plan or execute a fork of the state of one job into another, stopped one."
+    assets, job = build_change(names, FORKED_STATE, "arroyo_fork", text, ForkConfig, _edit)
     nightly = fork.nightly
-    if nightly is not None:
-        _check_nightly(nightly, fork.job)
-        pipeline = names.find(fork.job)
-        key = names.key(FORKED_STATE, pipeline)
-        op = next(asset.op.name for asset in assets if key in asset.keys)
-        schedule = _build_schedule(names, job, fork, nightly, pipeline, op, running)
-        parts.append(dg.Definitions(schedules=[schedule]))
-        if nightly.window and not window:
-            parts.append(build_recovery_definitions(names))
-    return dg.Definitions.merge(*parts)
-
-
-def _check_nightly(nightly: ForkConfig, job: str) -> None:
-    if nightly.approve:
+    if nightly is not None and nightly.approve:
         raise InputError(
             "a schedule cannot approve a plan: the next tick has another one",
             next_step="leave `approve` of the nightly fork empty",
         )
-    if not job:
+    if nightly is not None and not fork.job:
         raise InputError(
             "the nightly fork names no job that takes the state",
             field="job",
             next_step="name it as job or pipeline/job",
         )
+    if not assets:
+        return dg.Definitions()
+    parts = [dg.Definitions(assets=assets, jobs=[job])]
+    if nightly is not None:
+        schedule = _build_schedule(names, job, assets, fork, nightly, running)
+        parts.append(dg.Definitions(schedules=[schedule]))
+        if nightly.window and not window:
+            parts.append(build_window_definitions(names, None))
+    return dg.Definitions.merge(*parts)
 
 
 # ---- the asset -----------------------------------------------------------------------------------
 
 
-def _run_of(names: Names) -> Callable[[Pipeline, Any, Any], ChangeRun]:
-    def run(pipeline: Pipeline, context: Any, config: ForkConfig) -> ChangeRun:
-        tools = names.tools(context)
-        return ChangeRun(
-            context=context,
-            key=names.key(FORKED_STATE, pipeline),
-            pipeline=pipeline,
-            config=config,
-            tools=tools,
-            edit=lambda paths: nullcontext(_edit(paths, config, tools.store)),
-        )
-
-    return run
-
-
-def _edit(paths: JobPaths, config: ForkConfig, store: ArroyoStateStore) -> "PlannableEdit":
+def _edit(turn: Turn, config: ForkConfig, context: Any) -> "AbstractContextManager[PlannableEdit]":
     """Return what a run plans or executes: a fork, or an evolve."""
     from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
     from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
     from arroyo_dagster.state.operations.surgery.window import PlannableEdit
     from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 
-    source = _source(config, store)
+    paths, source = turn.pipeline.paths, _source(config, turn.tools.store)
     if not (config.evolve or config.overrides):
-        return PlannableEdit(
+        edit = PlannableEdit(
             paths,
             plan=lambda at, status: plan_fork(source, at, paths, status),
             run=lambda at, status, options: run_fork(source, at, paths, status, options),
         )
+        return nullcontext(edit)
     wanted = parse_overrides(config.overrides)
-    return PlannableEdit(
+    edit = PlannableEdit(
         paths,
         plan=lambda at, status: plan_evolve(source, at, paths, status, wanted),
         run=lambda at, status, options: run_evolve(source, at, paths, status, wanted, options),
     )
+    return nullcontext(edit)
 
 
 def _source(config: ForkConfig, store: ArroyoStateStore) -> "StateSource":
     from arroyo_dagster.state.operations.catalog.jobs import find_job
     from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 
-    other = store
     if config.source_url:
-        other = ArroyoStateStore(checkpoint_url=config.source_url)
-        other.check_fields()
-    reading = other.reading()
-    paths = find_job(reading, config.source)
-    return StateSource(store=reading, paths=paths, epoch=config.epoch)
+        store = ArroyoStateStore(checkpoint_url=config.source_url)
+        store.check_fields()
+    reading = store.reading()
+    return StateSource(store=reading, paths=find_job(reading, config.source), epoch=config.epoch)
 
 
 # ---- the schedule --------------------------------------------------------------------------------
@@ -187,13 +158,20 @@ def _source(config: ForkConfig, store: ArroyoStateStore) -> "StateSource":
 def _build_schedule(
     names: Names,
     job: Any,
+    assets: Sequence[dg.AssetsDefinition],
     fork: StateFork,
     nightly: ForkConfig,
-    pipeline: Pipeline,
-    op: str,
     running: bool,
 ) -> dg.ScheduleDefinition:
-    config = nightly.model_copy(update={"execute": True})
+    pipeline, config = names.find(fork.job), nightly.model_copy(update={"execute": True})
+    key = names.key(FORKED_STATE, pipeline)
+    ops = [asset.op.name for asset in assets if key in asset.keys]
+    if not ops:
+        raise InputError(
+            "the nightly fork names a managed job, which takes no state of an Arroyo job",
+            job=pipeline.root,
+            next_step="name an Arroyo job",
+        )
     stopped = "which is stopped for it." if config.window else "while that is stopped."
 
     @dg.schedule(
@@ -213,15 +191,12 @@ def _build_schedule(
             status = tools.directory.directory(tools.store)
             snapshot = take_snapshot(tools.store.reading(), pipeline.paths, status)
         runs = snapshot.answer.facts.condition is JobCondition.RUNNING
-        if snapshot.why_not is not None and not (nightly.window and runs):
+        if snapshot.why_not is not None and not (config.window and runs):
             reason = without_secrets(snapshot.why_not)
             return dg.SkipReason(
                 f"{pipeline.root}: {reason}. Next: stop the job with a checkpoint before "
                 f"{context.scheduled_execution_time:%H:%M}, or set `window`"
             )
-        return dg.RunRequest(
-            asset_selection=[names.key(FORKED_STATE, pipeline)],
-            run_config=dg.RunConfig({op: config}),
-        )
+        return dg.RunRequest(asset_selection=[key], run_config=dg.RunConfig({ops[0]: config}))
 
     return arroyo_fork_schedule

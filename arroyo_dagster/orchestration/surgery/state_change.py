@@ -1,9 +1,8 @@
 """Assets that change the state of one stopped Arroyo job: how they plan, execute and report."""
 
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -12,26 +11,27 @@ from pydantic import Field
 from arroyo_dagster.errors import ArroyoStateError, InputError, LeaseHeldError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
-from arroyo_dagster.orchestration.failures import as_failure, failure_of
+from arroyo_dagster.orchestration.compaction.assets import published_events
+from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.requests import maintenance_tags
-from arroyo_dagster.orchestration.serving import SINCE, WAITING, Tools
+from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
 from arroyo_dagster.orchestration.translator import SPARK, Names, in_layers
 from arroyo_dagster.redaction import without_secrets
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
 from arroyo_dagster.state.model.rewrite import QuietSettings
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
-    from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-    from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
-    from arroyo_dagster.state.operations.surgery.execute import EditOptions
     from arroyo_dagster.state.operations.surgery.window import PlannableEdit
+
+Edit = Callable[[Turn, Any, Any], "AbstractContextManager[PlannableEdit]"]
+"""Opens what a run plans or executes for a pipeline, with the configuration and the context of the
+step."""
 
 
 class ChangeConfig(LaunchpadConfig):
@@ -55,20 +55,39 @@ class ChangeConfig(LaunchpadConfig):
     quiet_seconds: float = setting_field(QuietSettings, "quiet_seconds")
     lease_wait_seconds: float = setting_field(LeaseSettings, "lease_wait_seconds")
 
+    def check_approval(self) -> None:
+        """Check that a plan is approved only where exactly it can be executed.
 
-def change_assets(
+        Raises:
+            InputError: it cannot be.
+        """
+        if self.approve and not self.execute:
+            raise InputError(
+                "a plan is approved, but nothing is executed",
+                next_step="set `execute: true`, or leave `approve` empty",
+            )
+        if self.approve and self.window:
+            raise InputError(
+                "a plan is approved, but the stop writes an epoch, so the plan gets another digest",
+                next_step="leave `approve` empty, or stop the job before",
+            )
+
+
+def build_change(
     names: Names,
     table: str,
-    name: str,
-    run: Callable[[Pipeline, Any, ChangeConfig], "ChangeRun"],
+    job: str,
+    description: str,
     config_class: type[ChangeConfig],
-) -> list[dg.AssetsDefinition]:
-    """Build the asset of each Arroyo pipeline whose runs change its state.
+    edit: Edit,
+) -> tuple[list[dg.AssetsDefinition], Any]:
+    """Build the asset of each Arroyo pipeline whose runs change its state, and their job.
+
+    A run changes one pipeline.
 
     Args:
         table: the asset, as the translator names it.
-        name: of its op.
-        run: returns what a run does for a pipeline, with the step's context and configuration.
+        job, description: of the job.
     """
     specs = [
         (
@@ -79,9 +98,7 @@ def change_assets(
         if not pipeline.managed
     ]
 
-    def build(op: str, layer: Any) -> dg.AssetsDefinition:
-        keys = {spec.key: pipeline for pipeline, spec in layer}
-
+    def build(op: str, layer: list[tuple[Pipeline, dg.AssetSpec]]) -> dg.AssetsDefinition:
         @dg.multi_asset(
             name=op,
             specs=[spec for _, spec in layer],
@@ -93,26 +110,30 @@ def change_assets(
             context: dg.AssetExecutionContext,
             config: config_class,  # type: ignore[valid-type]
         ) -> Any:
-            wanted = [keys[key] for key in keys if key in context.selected_asset_keys]
+            given: ChangeConfig = config
+            wanted = [one for one, spec in layer if spec.key in context.selected_asset_keys]
             if len(wanted) != 1:
                 raise dg.Failure(
                     f"{len(wanted)} pipelines are selected; a run changes one. Next: materialize "
                     "the asset of one pipeline",
                     allow_retries=False,
                 )
-            yield from run(wanted[0], context, config).events()
+
+            def work(turn: Turn) -> Iterator[Any]:
+                given.check_approval()
+                with edit(turn, given, context) as opened:
+                    yield from _steps(turn, names.key(table, turn.pipeline), given, opened)
+
+            tools, noted = names.tools(context), partial(names.key, table)
+            yield from serve(
+                context, wanted, work, BoundsConfig(), tools, noted=noted, in_turn=True
+            )
 
         return change
 
-    return in_layers(names.name(name), specs, build)
-
-
-def change_job(
-    names: Names, name: str, assets: Sequence[dg.AssetsDefinition], description: str
-) -> Any:
-    """Return the job of such assets: one process a run."""
-    return dg.define_asset_job(
-        names.name(name),
+    assets = in_layers(names.name(f"arroyo_{table}"), specs, build)
+    return assets, dg.define_asset_job(
+        names.name(job),
         description=description,
         selection=dg.AssetSelection.assets(*assets),
         executor_def=dg.in_process_executor,
@@ -120,162 +141,112 @@ def change_job(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChangeRun:
-    """One run of such an asset.
+def _steps(
+    turn: Turn, key: dg.AssetKey, config: ChangeConfig, edit: "PlannableEdit"
+) -> Iterator[Any]:
+    """Plan or execute a change, and yield what Dagster shows of it.
 
-    Attributes:
-        edit: opens what the run plans or executes, for the paths of the job.
+    Raises:
+        dagster.Failure: the execution failed. It is never retried, since a retry after the
+            publication would change the state again.
+        LeaseHeldError: another process maintains the job, which was not changed.
     """
+    from arroyo_dagster.state.operations.catalog.footers import check_newest, check_restorable
 
-    context: dg.AssetExecutionContext
-    key: dg.AssetKey
-    pipeline: Pipeline
-    config: ChangeConfig
-    tools: Tools
-    edit: "Callable[[JobPaths], AbstractContextManager[PlannableEdit]]"
-
-    def events(self) -> Generator[Any, Any, None]:
-        """Plan or execute the change, and give what Dagster shows of it.
-
-        Raises:
-            dagster.Failure: the execution failed. It is never retried, since a retry after the
-                publication would change the state again.
-        """
-        from arroyo_dagster.state.operations.catalog.footers import check_newest, check_restorable
-
-        paths, store = self.pipeline.paths, self.tools.store
-        with as_failure():
-            self._check_approval()
-            with self.edit(paths) as edit:
-                try:
-                    changed = yield from self._change_events(edit)
-                except LeaseHeldError as error:
-                    self.context.log.warning(str(error))
-                    text = f"waiting, because {error.message}"
-                    yield dg.AssetObservation(
-                        self.key,
-                        description=text,
-                        metadata={WAITING: error.message, SINCE: time.time()},
-                    )
-                    return
-        if changed:
-            verdict = check_newest(store.reading(), paths, check_restorable)
+    store = turn.tools.store
+    if not config.execute:
+        plan = edit.plan(store.reading(), turn.tools.directory.directory(store))
+        text = _format_plan(plan)
+        turn.log.info(text)
+        yield dg.AssetObservation(key, metadata=plan_metadata(plan), description=text)
+        return
+    try:
+        if (yield from (_in_window if config.window else _execute)(turn, key, config, edit)):
+            verdict = check_newest(store.reading(), edit.paths, check_restorable)
             if not verdict.passed:
                 raise dg.Failure(
-                    f"{paths.root} cannot be restored after the change: {format_verdict(verdict)}",
-                    allow_retries=False,
+                    f"{edit.paths.root} cannot be restored after the change: "
+                    f"{format_verdict(verdict)}"
                 )
+    except LeaseHeldError:
+        raise
+    except ArroyoStateError as error:
+        raise failure_of(error) from error
 
-    def _check_approval(self) -> None:
-        """Check that a plan is approved only where exactly it can be executed."""
-        if self.config.approve and not self.config.execute:
-            raise InputError(
-                "a plan is approved, but nothing is executed",
-                next_step="set `execute: true`, or leave `approve` empty",
-            )
-        if self.config.approve and self.config.window:
-            raise InputError(
-                "a plan is approved, but the stop writes an epoch, so the plan gets another digest",
-                next_step="leave `approve` empty, or stop the job before",
-            )
 
-    def _change_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
-        """Return whether the state was changed."""
-        if not self.config.execute:
-            plan = edit.plan(self.tools.store.reading(), self._status())
-            text = _format_plan(plan)
-            self.context.log.info(text)
-            yield dg.AssetObservation(self.key, metadata=plan_metadata(plan), description=text)
-            return False
-        if self.config.window:
-            return (yield from self._window_events(edit))
-        published: list[EditOutcome] = []
-        try:
-            outcome = edit.run(
-                self.tools.store.writable(),
-                self._status(),
-                self._options(published),
-            )
-        except LeaseHeldError:
-            raise
-        except ArroyoStateError as error:
-            raise failure_of(error) from error
-        except Exception:
-            raise
-        except BaseException:  # an interrupt
-            yield from (self._materialized(one) for one in published)
-            raise
-        if not outcome.published:
-            text = f"nothing to change at epoch {outcome.plan.epoch}"
-            metadata = plan_metadata(outcome.plan)
-            yield dg.AssetObservation(self.key, metadata=metadata, description=text)
-            return False
-        yield self._materialized(outcome)
-        return True
+def _execute(
+    turn: Turn, key: dg.AssetKey, config: ChangeConfig, edit: "PlannableEdit"
+) -> Generator[Any, Any, bool]:
+    """Execute a change of a stopped job, and return whether its state was changed."""
+    from arroyo_dagster.state.operations.surgery.execute import EditOptions
 
-    def _window_events(self, edit: "PlannableEdit") -> Generator[Any, Any, bool]:
-        """Execute the change in a window, as `_change_events` does it for a stopped job."""
-        from arroyo_dagster.state.operations.surgery.window import run_edit_window
+    store, published = turn.tools.store, list["EditOutcome"]()
+    options = EditOptions(
+        approved=config.approve or None,
+        owner=turn.owner,
+        lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
+        on_lease=turn.log.info,
+        quiet_seconds=config.quiet_seconds,
+        on_published=published.append,
+    )
+    status, event = turn.tools.directory.directory(store), partial(_event, key, {})
+    outcome = yield from published_events(
+        lambda: edit.run(store.writable(), status, options), published, event
+    )
+    if outcome.published:
+        yield event(outcome)
+    else:
+        text = f"nothing to change at epoch {outcome.plan.epoch}"
+        yield dg.AssetObservation(key, metadata=plan_metadata(outcome.plan), description=text)
+    return bool(outcome.published)
 
-        control = self.tools.directory.control(self.tools.store)
-        outcome = run_edit_window(
-            self.tools.store.writable(), control, edit, self._window_options()
+
+def _in_window(
+    turn: Turn, key: dg.AssetKey, config: ChangeConfig, edit: "PlannableEdit"
+) -> Generator[Any, Any, bool]:
+    """Execute a change of a job that runs, and return whether its state was changed."""
+    from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
+    from arroyo_dagster.state.operations.surgery.window import run_edit_window
+
+    store, root, published = turn.tools.store, edit.paths.root, list["EditOutcome"]()
+    options = JobWindowOptions(
+        limits=configured(WindowLimits, config),
+        owner=turn.owner,
+        lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
+        on_step=lambda step: turn.log.info(step.did),
+        on_change=lambda change: published.extend([change] * change.published),
+    )
+    control, ended = turn.tools.directory.control(store), {"arroyo/window": "interrupted"}
+    event = partial(_event, key, ended)
+    outcome = yield from published_events(
+        lambda: run_edit_window(store.writable(), control, edit, options), published, event
+    )
+    turn.log.info(outcome.end.value)
+    ended["arroyo/window"] = outcome.end.value
+    ended["downtime"] = shown.duration(outcome.downtime_seconds * 1e6) or "0"
+    if outcome.end is not WindowEnd.UNDONE:
+        yield from map(event, published)
+    if not outcome.started:
+        raise dg.Failure(
+            f"{root}: NOT STARTED AGAIN: {outcome.problem}. Next: check it in Arroyo; this job, or "
+            "a sensor of a maintenance window, starts it"
         )
-        self.context.log.info(f"{edit.paths.root}: {outcome.end.value}")
-        change = outcome.change
-        if change is not None and change.published and outcome.end is not WindowEnd.UNDONE:
-            downtime = shown.duration(outcome.downtime_seconds * 1e6)
-            told = {"arroyo/window": outcome.end.value, "downtime": downtime}
-            yield self._materialized(change, told)
-        if not outcome.started:
-            raise dg.Failure(
-                f"{edit.paths.root}: NOT STARTED AGAIN: {outcome.problem}. Next: check it in "
-                "Arroyo; this job, or a sensor of a maintenance window, starts it",
-                allow_retries=False,
-            )
-        if outcome.problem is not None:
-            raise failure_of(outcome.problem) from outcome.problem
-        if change is None or not change.published:
-            metadata = {} if outcome.plan is None else plan_metadata(outcome.plan)
-            text = outcome.end.value
-            yield dg.AssetObservation(self.key, metadata=metadata, description=text)
-            return False
-        return True
+    if outcome.problem is not None:
+        raise outcome.problem
+    if not published:
+        metadata = {} if outcome.plan is None else plan_metadata(outcome.plan)
+        yield dg.AssetObservation(key, metadata=metadata, description=outcome.end.value)
+    return bool(published)
 
-    def _status(self) -> "JobDirectory":
-        return self.tools.directory.directory(self.tools.store)
 
-    def _materialized(
-        self, outcome: "EditOutcome", more: Mapping[str, Any] | None = None
-    ) -> "dg.MaterializeResult[Any]":
-        return dg.MaterializeResult(
-            asset_key=self.key,
-            metadata={**outcome_metadata(outcome), **(more or {})},
-            data_version=dg.DataVersion(outcome.plan.digest),
-        )
-
-    def _options(self, published: "list[EditOutcome]") -> "EditOptions":
-        from arroyo_dagster.state.operations.surgery.execute import EditOptions
-
-        return EditOptions(
-            approved=self.config.approve or None,
-            owner=f"dagster run {self.context.run.run_id}",
-            lease_wait_seconds=self.config.lease_wait_seconds,
-            on_lease=self.context.log.info,
-            quiet_seconds=self.config.quiet_seconds,
-            on_published=published.append,
-        )
-
-    def _window_options(self) -> "JobWindowOptions":
-        from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
-
-        return JobWindowOptions(
-            limits=configured(WindowLimits, self.config),
-            owner=f"dagster run {self.context.run.run_id}",
-            lease_wait_seconds=self.config.lease_wait_seconds,
-            on_step=lambda step: self.context.log.info(step.did),
-        )
+def _event(
+    key: dg.AssetKey, more: dict[str, Any], outcome: "EditOutcome"
+) -> "dg.MaterializeResult[Any]":
+    return dg.MaterializeResult(
+        asset_key=key,
+        metadata={**outcome_metadata(outcome), **more},
+        data_version=dg.DataVersion(outcome.plan.digest),
+    )
 
 
 def _format_plan(plan: "EditPlan") -> str:

@@ -8,10 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, create_model
 
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
-from arroyo_dagster.orchestration.compaction.maintenance_window import (
-    MaintenanceWindow,
-    WindowConfig,
-)
+from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.dataflow.assets import SdfOptions
 from arroyo_dagster.orchestration.definitions import MaintenanceOptions, ScheduleOptions
 from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
@@ -284,7 +281,7 @@ class Sensor(YamlModel):
 _SET_ELSEWHERE = ("jobs", "between", "time_zone", "dry_run", "recover_only")
 
 
-class WindowSection(_section(WindowConfig, *_SET_ELSEWHERE)):  # type: ignore[misc]
+class WindowSection(_section(MaintenanceWindow, *_SET_ELSEWHERE)):  # type: ignore[misc]
     """How to stop, rewrite and start a job within its window."""
 
 
@@ -304,13 +301,16 @@ class WindowSettings(YamlModel):
         default_factory=WindowSection,
         description="How long each step may take, and which files to rewrite.",
     )
-    dry_run: bool = _like(WindowConfig, "dry_run")
+    dry_run: bool = _like(MaintenanceWindow, "dry_run")
 
     def options(self) -> MaintenanceWindow:
         """Return the same window for `build_arroyo_definitions`."""
-        config = WindowConfig(jobs=self.jobs, dry_run=self.dry_run, **dict(self.limits))
         return MaintenanceWindow(
-            jobs=self.jobs, between=self.between, time_zone=self.time_zone, config=config
+            jobs=self.jobs,
+            between=self.between,
+            time_zone=self.time_zone,
+            dry_run=self.dry_run,
+            **dict(self.limits),
         )
 
 

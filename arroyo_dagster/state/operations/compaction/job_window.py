@@ -313,8 +313,14 @@ class JobWindow(WindowedJob, Generic[PlanT, ChangeT]):
             sleep=self.options.sleep,
             cancelled=lambda: over.is_set() or self.job.seconds_left(until_micros) <= 0,
         )
+
+        def work() -> ChangeT:
+            change = self._work.run(self.store, self.job.directory, plan, how)
+            self.options.on_change(change)
+            return change
+
         change = _within(
-            lambda: self._work.run(self.store, self.job.directory, plan, how),
+            work,
             max(0.0, self.job.seconds_left(until_micros)) + _GRACE_SECONDS,
             over,
         )

@@ -60,6 +60,8 @@ class JobWindowOptions(WindowSteps):
         closes_at_micros: the time by which the job must run again, by `clock`; None = no such time.
         clock: microseconds since the Unix epoch.
         on_step: called with each step when it is done.
+        on_change: called with what was changed, in a thread, before anything else follows; for a
+            caller that is interrupted afterwards.
         lease_wait_seconds: how long to wait, before the job is stopped, for a process that
             maintains it.
     """
@@ -69,6 +71,7 @@ class JobWindowOptions(WindowSteps):
     clock: Clock = wall_clock
     sleep: Callable[[float], None] = time.sleep
     on_step: Callable[[WindowStep], None] = lambda step: None
+    on_change: Callable[[Any], None] = lambda change: None
     lease_wait_seconds: float = 0.0
 
 

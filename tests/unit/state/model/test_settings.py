@@ -10,7 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.orchestration import CompactionConfig, GcConfig, OrphansConfig, WindowConfig
+from arroyo_dagster.orchestration import (
+    CompactionConfig,
+    GcConfig,
+    MaintenanceWindow,
+    OrphansConfig,
+)
 from arroyo_dagster.orchestration.settings import configured, settings_config
 from arroyo_dagster.state import CompactionPolicy, CompactionSettings, Retention, WindowLimits
 from arroyo_dagster.state.model.compaction import (
@@ -114,7 +119,7 @@ EQUAL: list[tuple[Any, str, dg.Config]] = [
     (
         STEPS,
         "--stop 1.5 --rewrite 2 --start 3 --quiet 0 --level 4",
-        WindowConfig(
+        MaintenanceWindow(
             jobs=[],
             stop_seconds=1.5,
             rewrite_seconds=2.0,
@@ -123,7 +128,7 @@ EQUAL: list[tuple[Any, str, dg.Config]] = [
             verify_level=4,
         ),
     ),
-    (WindowSteps(), "", WindowConfig(jobs=[])),
+    (WindowSteps(), "", MaintenanceWindow(jobs=[])),
 ]
 
 
