@@ -7,18 +7,16 @@ import dagster as dg
 from dagster.components.utils.defs_state import (
     DefsStateConfig,
     DefsStateConfigArgs,
+    DefsStateManagementType,
     ResolvedDefsStateConfig,
 )
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
-from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.orchestration.definitions import (
-    ArroyoOptions,
-    build_arroyo_definitions,
-    find_pipelines,
-)
+from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.loading import PipelineSource, read_list
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import as_variable
@@ -27,20 +25,7 @@ from arroyo_dagster.orchestration.translator import (
     DagsterArroyoTranslator,
     deployment_identifier,
 )
-from arroyo_dagster.orchestration.yaml.exports import Export
-from arroyo_dagster.orchestration.yaml.fields import (
-    BootstrappedState,
-    Dataflows,
-    ForkSettings,
-    LineageSection,
-    Maintenance,
-    Owner,
-    ScheduleTimes,
-    Sensor,
-    Spark,
-    Verify,
-    WindowSettings,
-)
+from arroyo_dagster.orchestration.yaml.fields import Advanced, LineageSection
 from arroyo_dagster.orchestration.yaml.model import (
     ComponentModel,
     YamlModel,
@@ -48,94 +33,7 @@ from arroyo_dagster.orchestration.yaml.model import (
     refuse,
 )
 from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateScaffolder
-from arroyo_dagster.orchestration.yaml.texts import (
-    Duration,
-    HttpUrl,
-    Name,
-    Options,
-    Secret,
-    Url,
-    seconds_of,
-)
-
-
-class Advanced(YamlModel):
-    """Everything that has a default, in one place."""
-
-    layout: Literal["auto", "legacy", "protocol"] = Field(
-        default="auto", description="Which jobs to show, by layout."
-    )
-    assume: dict[str, str] = Field(
-        default_factory=dict,
-        description="Assumed status by job or pipeline/job: stopped, running…; the API and the "
-        "database take precedence.",
-        examples=[{"payments/job_1": "stopped"}],
-    )
-    list_within: Duration = Field(
-        default="20s", description="The most time for the list of pipelines, when it is made."
-    )
-    list_cache: str | None = Field(
-        default=None,
-        description="The file of the last list of pipelines. Default: below DAGSTER_HOME.",
-        examples=["/var/lib/dagster/arroyo_pipelines.json"],
-    )
-    sensor: Sensor = Field(default_factory=Sensor, description="How much one tick does.")
-    verify: Verify = Field(
-        default_factory=Verify, description="When pipelines are verified, and what is reported."
-    )
-    schedules: ScheduleTimes = Field(
-        default_factory=ScheduleTimes, description="When to run what no event triggers."
-    )
-    maintenance: Maintenance = Field(
-        default_factory=Maintenance, description="How the schedules compact and delete state."
-    )
-    spark: Spark = Field(
-        default_factory=Spark, description="How to start Spark for maintenance. Default: locally."
-    )
-    window: WindowSettings | None = Field(
-        default=None,
-        description="Which running Arroyo jobs may be stopped, and when. Default: none.",
-    )
-    fork: ForkSettings | None = Field(
-        default=None,
-        description="Add `forked_state`: a pipeline takes the state of another one. Default: "
-        "without it.",
-    )
-    bootstrapped_state: BootstrappedState | None = Field(
-        default=None,
-        description="Add `bootstrapped_state`: a pipeline takes state that a function of yours "
-        "computes on Spark from stored events. Default: without it.",
-        examples=[{"function": "history:orders"}],
-    )
-    dataflows: Dataflows = Field(
-        default_factory=Dataflows, description="SDF dataflows: their states become assets."
-    )
-    private_columns: list[str] = Field(
-        default_factory=list,
-        description="Columns whose values are masked wherever values are shown, as column, "
-        "table.column, table.* or job.operator.table.column.field.",
-        examples=[["email", "orders.*"]],
-    )
-    exports: list[Export] = Field(
-        default_factory=list,
-        description="Tables that are exported to Parquet, Delta or Iceberg; each is an asset.",
-    )
-    owners: list[Owner] = Field(
-        default_factory=list,
-        description="Owners of all assets: team:NAME, or e-mail addresses.",
-        examples=[["team:streaming", "ann@example.com"]],
-    )
-    tags: dict[str, str] = Field(
-        default_factory=dict,
-        description="Tags of all assets.",
-        examples=[{"domain": "payments"}],
-    )
-    docs_url: HttpUrl | None = Field(
-        default=None,
-        description="Where your copy of the documentation site is served, for links to the "
-        "runbook.",
-        examples=["https://docs.example.com/arroyo-dagster"],
-    )
+from arroyo_dagster.orchestration.yaml.texts import Duration, HttpUrl, Name, Options, Secret, Url
 
 
 @dg.scaffold_with(ArroyoStateScaffolder)
@@ -230,7 +128,8 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
     advanced: Advanced = Field(
         default_factory=Advanced, description="Everything else, each with its default."
     )
-    _source: str | None = PrivateAttr(None)
+    _origin: str | None = PrivateAttr(None)
+    _loading: bool = PrivateAttr(False)
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -256,7 +155,7 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
             component = super().load(given, context)
         except ValidationError as error:  # a value that a template yields
             refuse(describe_errors(error, cls.model(), positions))
-        component._source = str(context.path if positions is None else positions.position)
+        component._origin = str(context.path if positions is None else positions.position)
         return component
 
     @property
@@ -265,13 +164,7 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
         name = f"ArroyoStateComponent[{self.deployment or 'default'}]"
         return DefsStateConfig.from_args(self.defs_state, default_key=name)
 
-    def write_state_to_path(self, state_path: Path) -> None:
-        """List the pipelines; where that fails, the last list stays, with the reason."""
-        state_path.write_text(self._listed().to_json())
-
-    def build_defs_from_state(
-        self, context: dg.ComponentLoadContext, state_path: Path | None
-    ) -> dg.Definitions:
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Build what `build_arroyo_definitions` returns for these fields.
 
         Raises:
@@ -279,12 +172,35 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
         """
         try:
             self._check_deployment(context)
-            listed = PipelineList(self.checkpoint_url, problem=_NEVER_LISTED)
-            if state_path is not None:
-                listed = PipelineList.from_json(state_path.read_text(), str(state_path))
-            return self._definitions(context, listed)
+            kind = self.defs_state_config.management_type
+            if kind is DefsStateManagementType.LEGACY_CODE_SERVER_SNAPSHOTS:
+                return self._definitions(context, None)
+            self._loading = True
+            return super().build_defs(context)
         except (ArroyoStateError, dg.DagsterInvalidDefinitionError) as error:
-            refuse(f"{self._source}: {error}" if self._source else str(error))
+            refuse(f"{self._origin}: {error}" if self._origin else str(error))
+
+    def write_state_to_path(self, state_path: Path) -> None:
+        """List the pipelines. Where that fails, the last list stays, with the reason.
+
+        Raises:
+            StorageError: it failed, and there is no last list; a load shows `fleet` only, instead.
+        """
+        last = read_list(state_path, self.checkpoint_url) if state_path.is_file() else None
+        listed = self._source().listed(last)
+        if listed.problem is not None and not listed.pipelines and not self._loading:
+            raise StorageError(f"the pipelines cannot be listed: {listed.problem}")
+        state_path.parent.mkdir(parents=True, exist_ok=True)
+        state_path.write_text(listed.to_json(), encoding="utf-8")
+
+    def build_defs_from_state(
+        self, context: dg.ComponentLoadContext, state_path: Path | None
+    ) -> dg.Definitions:
+        """Build the definitions of a list that `write_state_to_path` has written."""
+        if state_path is None:
+            never = PipelineList(self.checkpoint_url, problem=_NEVER_LISTED)
+            return self._definitions(context, never)
+        return self._definitions(context, read_list(state_path, self.checkpoint_url))
 
     def _check_deployment(self, context: dg.ComponentLoadContext) -> None:
         """Refuse two components of one name: their definitions would have the same names."""
@@ -293,7 +209,7 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
             if other is self or other._name() != self._name():
                 continue
             what = "have no deployment" if self._name() is None else f"are {self.deployment!r}"
-            places = sorted(one._source or "another component" for one in (self, other))
+            places = sorted(one._origin or "another component" for one in (self, other))
             raise InputError(
                 f"two components {what}: {' and '.join(places)}",
                 next_step="give each a name of its own, as `deployment: NAME`; one may have none",
@@ -302,23 +218,23 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
     def _name(self) -> str | None:
         return None if self.deployment is None else deployment_identifier(self.deployment)
 
-    def _listed(self) -> PipelineList:
-        return find_pipelines(
-            self._store().process_config_and_initialize(),
-            ArroyoDirectory(assume=self.advanced.assume).process_config_and_initialize(),
+    def _source(self) -> PipelineSource:
+        return PipelineSource(
+            store=self._store(),
+            directory=ArroyoDirectory(assume=self.advanced.assume),
             deployment=self.deployment,
-            list_within=seconds_of(self.advanced.list_within),
-            list_cache=self.advanced.list_cache,
+            within_seconds=self.advanced.list_within,
+            cache=self.advanced.list_cache,
             gone=self.gone,
         )
 
     def _definitions(
-        self, context: dg.ComponentLoadContext, listed: PipelineList
+        self, context: dg.ComponentLoadContext, listed: PipelineList | None
     ) -> dg.Definitions:
         from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs
 
         more = self.advanced
-        store, session = self._store(), more.spark.session()
+        store, session, bootstrap = self._store(), more.spark.session(), more.bootstrapped_state
         AssumedJobs(more.assume)  # what is wrong is known now, with the file and the line
         for resource in (store, session):
             resource.check_fields()
@@ -328,26 +244,27 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
             mode=self.mode,
             running=self.running,
             deployment=self.deployment,
+            list_within=more.list_within,
+            list_cache=more.list_cache,
+            gone=self.gone,
             options=ArroyoOptions(
                 spark=session,
                 runner=more.spark.runner(session, more.maintenance.engine, store),
                 translator=_Translated(more, self.translation),
-                sensor=more.sensor.options(),
-                verify=more.verify.options(),
-                schedules=more.schedules.options(),
-                maintenance=more.maintenance.options(delete=self.delete, gone=self.gone),
-                waiting_limit=seconds_of(more.verify.waiting_limit),
-                freshness=None if self.freshness is None else seconds_of(self.freshness),
-                lineage=self.lineage.options(),
+                sensor=more.sensor.as_options(),
+                verify=more.verify.as_options(),
+                schedules=more.schedules.as_options(),
+                maintenance=more.maintenance.as_options(delete=self.delete, gone=self.gone),
+                waiting_limit=more.verify.waiting_limit,
+                freshness=self.freshness,
+                lineage=self.lineage.as_options(),
                 directory=ArroyoDirectory(assume=more.assume),
-                window=None if more.window is None else more.window.options(),
-                exports=[one.settings() for one in more.exports],
-                fork=None if more.fork is None else more.fork.options(),
-                bootstrapped_state=None
-                if more.bootstrapped_state is None
-                else more.bootstrapped_state.function,
+                window=more.window and more.window.as_options(),
+                exports=[one.as_options() for one in more.exports],
+                fork=more.fork and more.fork.as_options(),
+                bootstrapped_state=bootstrap and bootstrap.function,
                 dataflows=[context.path / file for file in more.dataflows.files],
-                sdf=more.dataflows.options(),
+                sdf=more.dataflows.as_options(),
                 private_columns=more.private_columns,
             ),
         )

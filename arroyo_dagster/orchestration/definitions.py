@@ -1,6 +1,5 @@
 """`build_arroyo_definitions`: everything that a code location needs, in one call."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Annotated, Any, Literal
 import dagster as dg
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig, build_compacted_state
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -33,6 +31,7 @@ from arroyo_dagster.orchestration.gc.assets import (
     build_root_gc,
 )
 from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
+from arroyo_dagster.orchestration.loading import LIST_WITHIN, PipelineSource, read_list
 from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
 from arroyo_dagster.orchestration.requests import (
     Due,
@@ -73,10 +72,17 @@ DEAD_JOBS_CRON = "33 4 * * 0"
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """When to run what no event triggers, as cron; times of day in `timezone`.
+    """When to run what no event triggers, as cron.
 
     Attributes:
-        verify: None = every 15 minutes, less often for more than 100 pipelines.
+        verify: the checks of pipelines; None = every 15 minutes, less often for more than 100.
+        fleet: the overview of all pipelines.
+        compaction: merges files.
+        gc: expires old epochs.
+        orphans, dead_jobs: gc of the whole root.
+        exports: exports tables.
+        states: checks the states of dataflows.
+        timezone: of these times of day, for example `Europe/Berlin`.
     """
 
     verify: str | None = None
@@ -172,7 +178,7 @@ def build_arroyo_definitions(
     mode: Literal["view", "maintain"] = "view",
     running: bool = False,
     deployment: str | None = None,
-    list_within: float = 20.0,
+    list_within: float = LIST_WITHIN,
     list_cache: str | Path | None = None,
     gone: Sequence[str] = (),
     options: ArroyoOptions | None = None,
@@ -186,15 +192,16 @@ def build_arroyo_definitions(
     Args:
         store: where checkpoints are stored; or just the checkpoint URL.
         pipelines: the pipelines to define, or the path of a list that `dg utils refresh-defs-state`
-            or an earlier load has written. None = list them now, and at each load.
+            or an earlier load has written. None = a list that is made when the code server starts;
+            its runs use the same.
         mode: `view` reports and verifies; `maintain` also compacts, and expires epochs of managed
             pipelines (it deletes only if `options.maintenance.gc` has `dry_run=False`).
         running: start sensor and schedules as running; off by default, so that installing starts
             nothing.
         deployment: name of this deployment if one Dagster instance has several; part of asset keys
             and of the names of jobs, ops, schedules, sensors, pools and resources.
-        list_within: the most seconds for the list. A list that takes longer, fails or is empty
-            changes nothing: the last one stays in force, and `fleet` says why.
+        list_within: the most seconds for the list. Whatever fails raises no error: the last list
+            stays in force, or only `fleet` is defined, which says why.
         list_cache: the file of the last list; by default below DAGSTER_HOME.
         gone: jobs that were deleted on purpose, as job or pipeline/job.
 
@@ -206,77 +213,33 @@ def build_arroyo_definitions(
     chosen = options or ArroyoOptions()
     resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
     directory = chosen.directory or ArroyoDirectory()
-    found = find_pipelines(
-        resource.process_config_and_initialize(),
-        directory.process_config_and_initialize(),
-        pipelines,
+
+    def build(found: PipelineList) -> dg.Definitions:
+        names = Names(chosen.translator, found, deployment)
+        parts = _Parts(names, chosen, mode, running, _has_status(resource, directory))
+        session = chosen.spark or SparkSessionResource()
+        shared = dg.Definitions(
+            resources={
+                names.name(STORE): resource,
+                names.name(SPARK): session,
+                names.name(RUNNER): chosen.runner or SparkRunner(spark=session),
+                names.name(DIRECTORY): directory,
+            }
+        )
+        return dg.Definitions.merge(shared, *parts.all())
+
+    if isinstance(pipelines, PipelineList):
+        return build(pipelines)
+    if pipelines is not None:
+        return build(read_list(pipelines, resource.checkpoint_url))
+    return PipelineSource(
+        store=resource,
+        directory=directory,
         deployment=deployment,
-        list_within=list_within,
-        list_cache=list_cache,
-        gone=gone,
-    )
-    names = Names(chosen.translator, found, deployment)
-    parts = _Parts(names, chosen, mode, running, _has_status(resource, directory))
-    session = chosen.spark or SparkSessionResource()
-    shared = dg.Definitions(
-        resources={
-            names.name(STORE): resource,
-            names.name(SPARK): session,
-            names.name(RUNNER): chosen.runner or SparkRunner(spark=session),
-            names.name(DIRECTORY): directory,
-        }
-    )
-    return dg.Definitions.merge(shared, *parts.all())
-
-
-def find_pipelines(
-    store: ArroyoStateStore,
-    directory: ArroyoDirectory,
-    given: PipelineList | str | Path | None = None,
-    *,
-    deployment: str | None,
-    list_within: float,
-    list_cache: str | Path | None,
-    gone: Sequence[str],
-) -> PipelineList:
-    """Return the given pipelines, or list those of the store, and keep the list.
-
-    Raises:
-        FormatError: a list that was kept cannot be read.
-    """
-    from arroyo_dagster.orchestration.pipelines.cache import ListCache, default_path
-    from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
-    from arroyo_dagster.state.model.clock import wall_clock
-
-    if isinstance(given, PipelineList):
-        return given
-    if given is not None:
-        return PipelineList.from_json(Path(given).read_text())
-    url, home = store.checkpoint_url, os.environ.get("DAGSTER_HOME")
-    path = Path(list_cache) if list_cache else None
-    if path is None and home:
-        path = default_path(Path(home), deployment, url)
-    cache = None if path is None else ListCache(path)
-    last = None if cache is None else cache.read()
-    try:
-        reading, status = store.reading(), directory.directory(store)
-    except InputError as error:
-        if last is None:
-            return PipelineList(url, problem=str(error))
-        return replace(last, problem=str(error))
-    listed = list_pipelines(
-        reading,
-        status,
-        last,
-        url=url,
-        gone=gone,
-        layout=store.chosen_layout(),
         within_seconds=list_within,
-        now_micros=wall_clock(),
-    )
-    if cache is not None and listed != last and listed.problem is None:
-        cache.write(listed)
-    return listed
+        cache=list_cache,
+        gone=gone,
+    ).definitions(build)
 
 
 def _has_status(store: ArroyoStateStore, directory: ArroyoDirectory) -> bool:

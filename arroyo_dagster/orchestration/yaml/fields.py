@@ -1,18 +1,26 @@
 """The sections of the component's YAML. Each turns into the options of the Python API."""
 
-from collections.abc import Sequence
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Sequence
 from copy import copy
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from pydantic import Field, create_model
+from pydantic import Field, PositiveFloat, PositiveInt, create_model
 
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
 from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.dataflow.assets import SdfOptions
-from arroyo_dagster.orchestration.definitions import MaintenanceOptions, ScheduleOptions
+from arroyo_dagster.orchestration.definitions import (
+    ArroyoOptions,
+    MaintenanceOptions,
+    ScheduleOptions,
+)
 from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
 from arroyo_dagster.orchestration.lineage import Lineage
+from arroyo_dagster.orchestration.loading import LIST_WITHIN
 from arroyo_dagster.orchestration.pipes import PipesRunner, load_client
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import (
@@ -24,25 +32,85 @@ from arroyo_dagster.orchestration.runners import (
 from arroyo_dagster.orchestration.secrets import as_variable
 from arroyo_dagster.orchestration.sensor import SensorOptions
 from arroyo_dagster.orchestration.serving import BoundsConfig
-from arroyo_dagster.orchestration.settings import setting_field, settings_config
+from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
 from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
 from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.orchestration.yaml.model import YamlModel
 from arroyo_dagster.orchestration.yaml.texts import (
-    Cron,
     Duration,
+    ExportName,
+    HttpUrl,
     Options,
     Secret,
     TimeZone,
     Window,
-    seconds_of,
     texts_of_form,
 )
 from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.settings import setting_fields, settings_from
+from arroyo_dagster.state.planning.exports import TableExport, TargetOptions
+
+_ATTRIBUTE = re.compile(r"^    ([a-z_, ]+): (.*(?:\n     +.*)*)", re.MULTILINE)
 
 
-def _like(config: type[Any], name: str, **changes: Any) -> Any:
+class Section(YamlModel):
+    """A part of the YAML that turns into options of the Python API."""
+
+    made_of: ClassVar[Any] = None
+
+    def as_options(self, **more: Any) -> Any:
+        """Return the options.
+
+        Args:
+            more: those that have no field of their name here.
+        """
+        fields: dict[str, Any] = dict(self)
+        for name, value in fields.items():
+            fields[name] = value.as_options() if isinstance(value, Section) else value
+        return self.made_of(**fields | more)
+
+
+def section(options: Any, /, *left_out: str, **kinds: Any) -> Any:
+    """Return a section with the fields of options: their types, defaults, bounds, descriptions.
+
+    Args:
+        options: a config of Dagster, or a dataclass whose docstring describes its attributes.
+        left_out: fields that are set elsewhere.
+        kinds: the types of fields that differ in YAML.
+    """
+    every = _of_dataclass(options) if dataclasses.is_dataclass(options) else _of_config(options)
+    fields: Any = {
+        name: (kinds.get(name, kind), field) for name, kind, field in every if name not in left_out
+    }
+    for name, (kind, field) in fields.items():
+        if isinstance(kind, type) and issubclass(kind, YamlModel):  # it has defaults of its own
+            fields[name] = kind, Field(default_factory=kind, description=field.description)
+    made = create_model(f"{options.__name__}Fields", __base__=Section, **fields)
+    made.made_of = options
+    return made
+
+
+def _of_config(config: Any) -> Iterator[tuple[str, Any, Any]]:
+    for name, field in config.model_fields.items():
+        yield name, field.annotation, copy(field)
+
+
+def _of_dataclass(options: Any) -> Iterator[tuple[str, Any, Any]]:
+    _, _, described = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")
+    texts = {
+        name: " ".join(text.replace("None =", "Default:").split())
+        for names, text in _ATTRIBUTE.findall(described.partition("\n\n")[0])
+        for name in names.split(", ")
+    }
+    hints = get_type_hints(options)
+    for field in dataclasses.fields(options):
+        text = texts.get(field.name, "")
+        defaults = {name: getattr(field, name) for name in ("default", "default_factory")}
+        given = {name: one for name, one in defaults.items() if one is not dataclasses.MISSING}
+        text = f"{text[:1].upper()}{text[1:]}"
+        yield field.name, hints[field.name], Field(description=text, repr=field.repr, **given)
+
+
+def _like(config: Any, name: str, **changes: Any) -> Any:
     """Return the field of a config, for a field of the component: described and bounded once."""
     field = copy(config.model_fields[name])
     for key, value in changes.items():
@@ -50,65 +118,85 @@ def _like(config: type[Any], name: str, **changes: Any) -> Any:
     return field
 
 
-def _section(config: type[Any], *left_out: str) -> Any:
-    """Return a class with the fields of a config, but for those that are set elsewhere."""
-    fields: Any = {
-        name: (field.annotation, _like(config, name))
-        for name, field in config.model_fields.items()
-        if name not in left_out
-    }
-    return create_model(f"{config.__name__}Fields", __base__=YamlModel, **fields)
+# ---- when, and how much --------------------------------------------------------------------------
 
 
-class ScheduleTimes(YamlModel):
+class ScheduleTimes(section(ScheduleOptions, timezone=TimeZone)):  # type: ignore[misc]
     """When to run what no event triggers."""
 
-    verify: Cron | None = Field(
-        default=None,
-        description="Cron of the checks. Default: every 15 minutes, less often for more than 100 "
-        "pipelines.",
+
+class Sensor(  # type: ignore[misc]
+    section(
+        SensorOptions,
+        interval_seconds=PositiveInt | None,
+        events=PositiveInt,
+        budget_seconds=PositiveFloat,
+        files_per_job=PositiveInt,
     )
-    fleet: Cron = Field(default=ScheduleOptions.fleet, description="Cron of the overview.")
-    compaction: Cron = Field(default=ScheduleOptions.compaction, description="Cron of compaction.")
-    gc: Cron = Field(default=ScheduleOptions.gc, description="Cron of the expiry of old epochs.")
-    orphans: Cron = Field(default=ScheduleOptions.orphans, description="Cron of the gc of orphans.")
-    dead_jobs: Cron = Field(
-        default=ScheduleOptions.dead_jobs, description="Cron of the gc of dead jobs."
+):
+    """How much one tick of the sensor does."""
+
+
+class LineageSection(  # type: ignore[misc]
+    section(Lineage, sources=bool | dict[str, str | None], sinks=bool | dict[str, str | None])
+):
+    """Which sources and sinks of pipelines are shown, and under which keys."""
+
+
+class HealthSection(section(settings_config(HealthLimits))):  # type: ignore[misc]
+    """When the check `healthy` reports a pipeline."""
+
+
+class Verify(  # type: ignore[misc]
+    section(VerifyOptions, "limits", audit_after=Duration, report_every=Duration)
+):
+    """When pipelines are verified, and what is reported."""
+
+    waiting_limit: Duration = Field(
+        default=86_400.0,
+        description="A pipeline that waits for maintenance for longer makes `fleet` red.",
     )
-    exports: Cron = Field(default=ScheduleOptions.exports, description="Cron of the exports.")
-    states: Cron = Field(
-        default=ScheduleOptions.states, description="Cron of the checks of dataflows' states."
-    )
-    timezone: TimeZone = Field(
-        default="UTC", description="Time zone of the schedules above, for example `Europe/Berlin`."
+    health: HealthSection = Field(
+        default_factory=HealthSection, description="Thresholds of the check `healthy`."
     )
 
-    def options(self) -> ScheduleOptions:
-        """Return the same times for `build_arroyo_definitions`."""
-        return ScheduleOptions(**dict(self))
+    def as_options(self, **more: Any) -> VerifyOptions:
+        """Return the options."""
+        limits = configured(HealthLimits, self.health)
+        return VerifyOptions(
+            audit_after=self.audit_after, report_every=self.report_every, limits=limits, **more
+        )
 
+
+# ---- maintenance ---------------------------------------------------------------------------------
 
 _NOT_IN_YAML = ("wait_seconds", "dry_run", "approved_plan", *BoundsConfig.model_fields)
 
 
-class CompactionSection(_section(CompactionConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
+class CompactionSection(section(CompactionConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
     """How the schedules merge files."""
 
 
-class GcSection(_section(GcConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
+class GcSection(section(GcConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
     """Which epochs the schedules keep, and how they delete."""
 
 
-class OrphansSection(_section(OrphansConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
+class _OptInSection(Section):
+    enabled: bool = Field(default=False, description="Delete; otherwise only show what would be.")
+
+    def as_options(self, **more: Any) -> Any:
+        fields = {name: value for name, value in self if name != "enabled"}
+        return self.made_of(**fields | more, dry_run=not self.enabled)
+
+
+class OrphansSection(_OptInSection, section(OrphansConfig, *_NOT_IN_YAML)):  # type: ignore[misc]
     """How the schedule deletes what no epoch lists."""
 
-    enabled: bool = Field(default=False, description="Delete orphans; otherwise only show them.")
 
-
-class DeadJobsSection(_section(DeadJobsConfig, *_NOT_IN_YAML, "gone")):  # type: ignore[misc]
+class DeadJobsSection(  # type: ignore[misc]
+    _OptInSection, section(DeadJobsConfig, *_NOT_IN_YAML, "gone")
+):
     """How the schedule deletes jobs that are proven gone."""
-
-    enabled: bool = Field(default=False, description="Delete them; otherwise only show them.")
 
 
 class Maintenance(YamlModel):
@@ -132,7 +220,7 @@ class Maintenance(YamlModel):
         default="spark", description="Where to merge and delete."
     )
 
-    def options(self, *, delete: bool, gone: Sequence[str]) -> MaintenanceOptions:
+    def as_options(self, *, delete: bool, gone: Sequence[str]) -> MaintenanceOptions:
         """Return the same options for `build_arroyo_definitions`.
 
         Args:
@@ -140,23 +228,13 @@ class Maintenance(YamlModel):
             gone: jobs that were deleted on purpose.
         """
         bounds = {"budget_minutes": self.budget_minutes, "parallel_jobs": self.parallel_jobs}
-        orphans, dead = self.orphans, self.dead_jobs
-
-        def config(section: Any, config_class: Any, **more: Any) -> Any:
-            fields = {name: value for name, value in dict(section).items() if name != "enabled"}
-            return config_class(**fields, **bounds, **more)
-
         return MaintenanceOptions(
             min_backlog=self.min_backlog,
             most_jobs=self.most_jobs,
-            compaction=config(self.compaction, CompactionConfig),
-            gc=config(self.gc, GcConfig, dry_run=not delete),
-            orphans=None
-            if orphans is None
-            else config(orphans, OrphansConfig, dry_run=not orphans.enabled),
-            dead_jobs=None
-            if dead is None
-            else config(dead, DeadJobsConfig, dry_run=not dead.enabled, gone=list(gone)),
+            compaction=self.compaction.as_options(**bounds),
+            gc=self.gc.as_options(**bounds, dry_run=not delete),
+            orphans=self.orphans and self.orphans.as_options(**bounds),
+            dead_jobs=self.dead_jobs and self.dead_jobs.as_options(**bounds, gone=list(gone)),
         )
 
 
@@ -183,36 +261,20 @@ class Pipes(YamlModel):
         return PipesRunner(client=client, store=store, arguments=self.arguments, **thresholds)
 
 
-class Spark(YamlModel):
+class Spark(  # type: ignore[misc]
+    section(
+        SparkSessionResource,
+        master=str | None,
+        remote_url=Secret,
+        conf=Options,
+        packages=list[str],
+        ship=bool,
+        stop_on_teardown=bool,
+    ),
+    section(SparkThresholdFields, in_process_mb=int, spark_from_files=int, spark_from_objects=int),
+):
     """How to start Spark for maintenance; unused with `engine: in-process`."""
 
-    master: str | None = _like(SparkSessionResource, "master", examples=["local[*]", "yarn"])
-    remote_url: Secret = _like(
-        SparkSessionResource,
-        "remote_url",
-        description="Use the Spark Connect server at this URL; {env: NAME} if it holds a token.",
-        examples=["sc://spark-connect:15002"],
-    )
-    conf: Options = Field(
-        default_factory=dict,
-        repr=False,
-        description="Settings of Spark. They take precedence over those of this package. For "
-        "secrets, name environment variables, as {env: NAME}.",
-        examples=[{"spark.executor.memory": "4g"}],
-    )
-    packages: list[str] = _like(
-        SparkSessionResource,
-        "packages",
-        examples=[["org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.0"]],
-    )
-    ship: bool = _like(SparkSessionResource, "ship")
-    stop_on_teardown: bool = _like(SparkSessionResource, "stop_on_teardown")
-    in_process_mb: int = _like(
-        SparkRunner,
-        "in_process_mb",
-    )
-    spark_from_files: int = _like(SparkRunner, "spark_from_files")
-    spark_from_objects: int = _like(SparkRunner, "spark_from_objects")
     pipes: Pipes | None = Field(
         default=None,
         description="Let a Dagster Pipes client start a process for each job that reaches a "
@@ -222,13 +284,10 @@ class Spark(YamlModel):
 
     def session(self) -> SparkSessionResource:
         """Return the session of these fields."""
+        fields = {name: getattr(self, name) for name in SparkSessionResource.model_fields}
+        conf = {name: as_variable(value) for name, value in self.conf.items()}
         return SparkSessionResource(
-            master=self.master,
-            remote_url=as_variable(self.remote_url),
-            conf={name: as_variable(value) for name, value in self.conf.items()},
-            packages=self.packages,
-            ship=self.ship,
-            stop_on_teardown=self.stop_on_teardown,
+            **fields | {"conf": conf, "remote_url": as_variable(self.remote_url)}
         )
 
     def runner(
@@ -243,45 +302,12 @@ class Spark(YamlModel):
         return SparkRunner(spark=session, **thresholds)
 
 
-class Sensor(YamlModel):
-    """How much one tick of the sensor does."""
-
-    interval_seconds: int | None = Field(
-        default=SensorOptions.interval_seconds,
-        ge=1,
-        description="The minimum number of seconds between two polls. Default: 30 to 300, by the "
-        "number of pipelines.",
-    )
-    events: int = Field(
-        default=SensorOptions.events,
-        ge=1,
-        description="The maximum number of events of a tick; other pipelines come first in the "
-        "next.",
-    )
-    budget_seconds: float = Field(
-        default=SensorOptions.budget_seconds,
-        gt=0,
-        description="Start nothing after this many seconds. Dagster ends a tick after 60.",
-    )
-    files_per_job: int = Field(
-        default=SensorOptions.files_per_job,
-        ge=1,
-        description="For a pipeline with more files, bytes and rows are left out of the event.",
-    )
-    source_rates: bool = Field(
-        default=SensorOptions.source_rates,
-        description="Show how far and how fast each partition of the sources is read.",
-    )
-
-    def options(self) -> SensorOptions:
-        """Return the same options for `build_arroyo_definitions`."""
-        return SensorOptions(**dict(self))
-
+# ---- opt-in --------------------------------------------------------------------------------------
 
 _SET_ELSEWHERE = ("jobs", "between", "time_zone", "dry_run", "recover_only")
 
 
-class WindowSection(_section(MaintenanceWindow, *_SET_ELSEWHERE)):  # type: ignore[misc]
+class WindowSection(section(MaintenanceWindow, *_SET_ELSEWHERE)):  # type: ignore[misc]
     """How to stop, rewrite and start a job within its window."""
 
 
@@ -303,104 +329,43 @@ class WindowSettings(YamlModel):
     )
     dry_run: bool = _like(MaintenanceWindow, "dry_run")
 
-    def options(self) -> MaintenanceWindow:
+    def as_options(self) -> MaintenanceWindow:
         """Return the same window for `build_arroyo_definitions`."""
-        return MaintenanceWindow(
-            jobs=self.jobs,
-            between=self.between,
-            time_zone=self.time_zone,
-            dry_run=self.dry_run,
-            **dict(self.limits),
+        window: MaintenanceWindow = self.limits.as_options(
+            jobs=self.jobs, between=self.between, time_zone=self.time_zone, dry_run=self.dry_run
         )
+        return window
 
 
-_T = TypeVar("_T")
-
-
-def _settings_of(section: YamlModel, settings: type[_T]) -> _T:
-    """Return the settings that a section with their names in Dagster holds."""
-    fields = {field.config: field.name for field in setting_fields(settings)}
-    return settings_from(settings, {fields[name]: one for name, one in dict(section).items()})
-
-
-class HealthSection(_section(settings_config(HealthLimits))):  # type: ignore[misc]
-    """When the check `healthy` reports a pipeline."""
-
-    def settings(self) -> HealthLimits:
-        """Return the same limits for `build_arroyo_definitions`."""
-        return _settings_of(self, HealthLimits)
-
-
-class Verify(YamlModel):
-    """When pipelines are verified, and what is reported."""
-
-    audit_after: Duration = Field(
-        default="1d",
-        description="A pipeline is verified at level 4 after this time, although nothing changed.",
-    )
-    report_every: Duration = Field(
-        default="1h", description="An unchanged verdict is recorded at most once in this time."
-    )
-    waiting_limit: Duration = Field(
-        default="1d",
-        description="A pipeline that waits for maintenance for longer makes `fleet` red.",
-    )
-    health: HealthSection = Field(
-        default_factory=HealthSection, description="Thresholds of the check `healthy`."
-    )
-
-    def options(self) -> VerifyOptions:
-        """Return the same options for `build_arroyo_definitions`."""
-        return VerifyOptions(
-            audit_after=seconds_of(self.audit_after),
-            report_every=seconds_of(self.report_every),
-            limits=self.health.settings(),
-        )
-
-
-class LineageSection(YamlModel):
-    """Which sources and sinks of pipelines are shown, and under which keys."""
-
-    sources: bool | dict[str, str | None] = Field(
-        default=True,
-        description="All, none, or other keys by keys. A key with null is left to you: add deps.",
-        examples=[{"kafka/orders": "raw/orders"}],
-    )
-    sinks: bool | dict[str, str | None] = Field(
-        default=True,
-        description="All, none, or other keys by keys. A key with null is left to you.",
-        examples=[{"filesystem/lake/orders": "lake/orders"}],
-    )
-
-    def options(self) -> Lineage:
-        """Return the same choice for `build_arroyo_definitions`."""
-        return Lineage(sources=self.sources, sinks=self.sinks)
-
-
-class ForkSection(_section(ForkConfig, "execute", "approve")):  # type: ignore[misc]
+class ForkSection(section(ForkConfig, "execute", "approve")):  # type: ignore[misc]
     """What the schedule forks: from which job, into which, and how."""
 
 
-class ForkSettings(YamlModel):
+class ForkSettings(  # type: ignore[misc]
+    section(StateFork, nightly=ForkSection | None, timezone=TimeZone)
+):
     """The asset `forked_state`, and when its schedule forks."""
 
-    nightly: ForkSection | None = Field(
-        default=None, description="What the schedule forks. Default: no schedule."
-    )
-    job: str = Field(
-        default="",
-        description="Which job takes the state at night, as job or pipeline/job.",
-        examples=["staging/main"],
-    )
-    cron: Cron = Field(default=StateFork.cron, description="Cron of the fork.")
-    timezone: TimeZone = Field(
-        default="UTC", description="Time zone of `cron`, for example `Europe/Berlin`."
-    )
 
-    def options(self) -> StateFork:
-        """Return the same fork for `build_arroyo_definitions`."""
-        nightly = None if self.nightly is None else ForkConfig(**dict(self.nightly))
-        return StateFork(nightly=nightly, job=self.job, cron=self.cron, timezone=self.timezone)
+class Export(  # type: ignore[misc]
+    section(TableExport, "to", name=ExportName, epochs=Literal["newest", "every", "changes"]),
+    section(
+        TargetOptions,
+        format=Literal["parquet", "delta", "iceberg"],
+        unsigned=Literal["decimal", "long"] | None,
+        nanos=Literal["exact", "floor", "long"] | None,
+        catalog=Options,
+        options=Options,
+    ),
+):
+    """A table that is exported to Parquet, Delta or Iceberg, each epoch once."""
+
+    def as_options(self, **more: Any) -> TableExport:
+        """Return the same export for `build_arroyo_definitions`."""
+        to = {one.name: getattr(self, one.name) for one in dataclasses.fields(TargetOptions)}
+        return TableExport(
+            **{name: value for name, value in self if name not in to}, to=TargetOptions(**to)
+        )
 
 
 class BootstrappedState(YamlModel):
@@ -423,7 +388,7 @@ class Dataflows(YamlModel):
         examples=[["dataflow.yaml"]],
     )
     stale_after: Duration = Field(
-        default="15m",
+        default=SdfOptions.stale_after.total_seconds(),
         description="The maximum age of the newest epoch of a service that owns a state and is not "
         "at rest.",
     )
@@ -433,10 +398,10 @@ class Dataflows(YamlModel):
         description="Do not count the rows of a state with larger files, in MiB.",
     )
 
-    def options(self) -> SdfOptions:
+    def as_options(self) -> SdfOptions:
         """Return the same options for dataflows' states."""
         return SdfOptions(
-            stale_after=timedelta(seconds=seconds_of(self.stale_after)),
+            stale_after=timedelta(seconds=self.stale_after),
             read_bytes=int(self.read_mb * (1 << 20)),
         )
 
@@ -449,3 +414,58 @@ Owner = Annotated[
     ),
 ]
 """`team:NAME`, or an e-mail address."""
+
+
+_ELSEWHERE = ("runner", "translator", "waiting_limit", "freshness", "lineage", "directory", "sdf")
+
+
+class Advanced(  # type: ignore[misc]
+    section(
+        ArroyoOptions,
+        *_ELSEWHERE,
+        spark=Spark,
+        sensor=Sensor,
+        verify=Verify,
+        schedules=ScheduleTimes,
+        maintenance=Maintenance,
+        window=WindowSettings | None,
+        exports=list[Export],
+        fork=ForkSettings | None,
+        bootstrapped_state=BootstrappedState | None,
+        dataflows=Dataflows,
+        private_columns=list[str],
+    )
+):
+    """Everything that has a default, in one place."""
+
+    layout: Literal["auto", "legacy", "protocol"] = Field(
+        default="auto", description="Which jobs to show, by layout."
+    )
+    assume: dict[str, str] = Field(
+        default_factory=dict,
+        description="Assumed status by job or pipeline/job: stopped, running…; the API and the "
+        "database take precedence.",
+        examples=[{"payments/job_1": "stopped"}],
+    )
+    list_within: Duration = Field(
+        default=LIST_WITHIN, description="The most time for the list of pipelines."
+    )
+    list_cache: str | None = Field(
+        default=None,
+        description="The file of the last list of pipelines. Default: below DAGSTER_HOME.",
+        examples=["/var/lib/dagster/arroyo_pipelines.json"],
+    )
+    owners: list[Owner] = Field(
+        default_factory=list,
+        description="Owners of all assets: team:NAME, or e-mail addresses.",
+        examples=[["team:streaming", "ann@example.com"]],
+    )
+    tags: dict[str, str] = Field(
+        default_factory=dict, description="Tags of all assets.", examples=[{"domain": "payments"}]
+    )
+    docs_url: HttpUrl | None = Field(
+        default=None,
+        description="Where your copy of the documentation site is served, for links to the "
+        "runbook.",
+        examples=["https://docs.example.com/arroyo-dagster"],
+    )

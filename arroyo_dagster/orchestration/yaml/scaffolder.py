@@ -39,7 +39,7 @@ class ArroyoStateScaffolder(dg.Scaffolder[ArroyoStateParams]):
         """Write the file."""
         given = request.params.model_dump(exclude_none=True)
         if request.scaffold_format == "python":
-            (request.target_path / "component.py").write_text(_python(given))
+            dg.scaffold_component(request)
             return
         text = _yaml(request.type_name, given)
         if request.append:
@@ -61,14 +61,3 @@ def _yaml(type_name: str, given: dict[str, Any]) -> str:
         if line.split(":")[0] not in given
     )
     return f"{_HEAD}type: {type_name}\n\nattributes:\n{lines}{others}"
-
-
-def _python(given: dict[str, Any]) -> str:
-    arguments = "".join(f"        {name}={value!r},\n" for name, value in given.items())
-    return (
-        "import dagster as dg\n"
-        "from arroyo_dagster import ArroyoStateComponent\n\n\n"
-        "@dg.component_instance\n"
-        "def load(context: dg.ComponentLoadContext) -> ArroyoStateComponent:\n"
-        f"    return ArroyoStateComponent(\n{arguments}    )\n"
-    )

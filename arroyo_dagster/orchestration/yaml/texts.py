@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import dagster as dg
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow
@@ -78,26 +78,31 @@ def _check_window(between: str) -> str:
 
 _ZONE = "the name of a time zone, for example Europe/Berlin"
 
-Cron = Annotated[str, Field(examples=["17 * * * *", "@daily"])]
-"""Five fields, or a name such as `@daily`; Dagster says what is wrong."""
-
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhd])\s*$")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
-Duration = Annotated[
-    str,
-    *texts_of_form(_DURATION.pattern, "a duration, such as 90s, 15m, 2h or 7d"),
-    Field(examples=["15m", "7d"]),
-]
-"""A number with s, m, h or d."""
 
-
-def seconds_of(duration: str) -> float:
-    """Return a duration in seconds."""
+def _seconds(duration: Any) -> Any:
+    if not isinstance(duration, str):
+        return duration
     found = _DURATION.match(duration)
-    assert found is not None  # its field has checked it
+    if found is None:
+        raise ValueError("not a duration, such as 90s, 15m, 2h or 7d")
     return float(found[1]) * _SECONDS[found[2]]
 
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    _Form(
+        lambda: {
+            "type": "string",
+            **expect({"pattern": _DURATION.pattern}, "a duration, such as 90s, 15m, 2h or 7d"),
+        }
+    ),
+    Field(examples=["15m", "7d"]),
+]
+"""A number with s, m, h or d; in Python also a number of seconds."""
 
 TimeZone = Annotated[
     str, AfterValidator(_check_zone), _Form(_zones), Field(examples=["Europe/Berlin"])

@@ -1,0 +1,119 @@
+"""Where the list of pipelines comes from when definitions load.
+
+A code server lists them when it starts. Its runs get that list from Dagster: a run never sees other
+assets than its code server. Whatever fails becomes the `problem` of the last list, or of an empty
+one, which `fleet` shows: the definitions load in any case.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import dagster as dg
+
+# As dagster-fivetran, -airbyte and -tableau do it; Dagster has no public way outside of components.
+from dagster._core.definitions.definitions_load_context import StateBackedDefinitionsLoader
+
+from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.pipelines.model import PipelineList
+from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.redaction import redact_text, redact_url
+
+LIST_WITHIN = 20.0
+"""The most seconds for a list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSource:
+    """Lists the pipelines of a deployment.
+
+    Attributes:
+        within_seconds: the most time for the list.
+        cache: the file of the last list; by default below DAGSTER_HOME.
+        gone: jobs that were deleted on purpose, as job or pipeline/job.
+    """
+
+    store: ArroyoStateStore
+    directory: ArroyoDirectory
+    deployment: str | None = None
+    within_seconds: float = LIST_WITHIN
+    cache: str | Path | None = None
+    gone: Sequence[str] = ()
+
+    def listed(self, last: PipelineList | None = None) -> PipelineList:
+        """List the pipelines, and keep the list. What fails is its `problem`, and no error.
+
+        Args:
+            last: the last list, where the file of the last list has none.
+        """
+        from arroyo_dagster.orchestration.pipelines.cache import ListCache
+        from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
+        from arroyo_dagster.state.model.clock import wall_clock
+
+        url = redact_url(str(self.store.checkpoint_url))
+        try:
+            store = self.store.process_config_and_initialize()
+            directory = self.directory.process_config_and_initialize()
+            url = redact_url(store.checkpoint_url)
+            path = self._path(url)
+            cache = None if path is None else ListCache(path)
+            last = (cache.read() if cache is not None else None) or last
+            listed = list_pipelines(
+                store.reading(),
+                directory.directory(store),
+                last,
+                url=url,
+                gone=self.gone,
+                layout=store.chosen_layout(),
+                within_seconds=self.within_seconds,
+                now_micros=wall_clock(),
+            )
+        except Exception as error:  # whatever it is, other assets of the code location load
+            return replace(last or PipelineList(url), problem=_reason(error))
+        try:
+            return listed if cache is None else cache.write(listed)
+        except ArroyoStateError as error:
+            return replace(listed, problem=_reason(error))
+
+    def _path(self, url: str) -> Path | None:
+        from arroyo_dagster.orchestration.pipelines.cache import default_path
+
+        home = os.environ.get("DAGSTER_HOME")
+        if self.cache is not None:
+            return Path(self.cache)
+        return default_path(home, self.deployment, url) if home else None
+
+    def definitions(self, build: Callable[[PipelineList], dg.Definitions]) -> dg.Definitions:
+        """Build definitions of the list; in the process of a run, of that of its code server."""
+        return _Loader(self, build).build_defs()
+
+
+@dataclass(frozen=True)
+class _Loader(StateBackedDefinitionsLoader[str]):
+    source: PipelineSource
+    build: Callable[[PipelineList], dg.Definitions]
+
+    @property
+    def defs_key(self) -> str:
+        return f"arroyo_pipelines/{self.source.deployment or ''}"
+
+    def fetch_state(self) -> str:
+        return self.source.listed().to_json()
+
+    def defs_from_state(self, state: str) -> dg.Definitions:
+        return self.build(PipelineList.from_json(state))
+
+
+def read_list(path: str | Path, url: str) -> PipelineList:
+    """Return the list in a file; an empty one with a problem if it cannot be read."""
+    try:
+        return PipelineList.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+    except (ArroyoStateError, OSError, ValueError) as error:
+        return PipelineList(redact_url(url), problem=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in one line, without secrets."""
+    return redact_text(" ".join(str(error).split()) or type(error).__name__)
