@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster.state.storage.memory import MemoryStore
+from tests.jobs import run_word_job
+
 PROJECT = Path(__file__).parents[1]
 SITE = PROJECT / "docs" / "site"
 STATE = PROJECT / "arroyo_dagster" / "state"
+ORCHESTRATION = PROJECT / "arroyo_dagster" / "orchestration"
 
 
 def _module(name: str) -> ModuleType:
@@ -126,7 +130,8 @@ def test_the_reference_of_python_has_the_fields_of_models() -> None:
     page = stage.api_page("reference/python-dagster.md")
     component = page.split("component.ArroyoStateComponent\n")[1].split("\n:::")[0]
     assert "| `checkpoint_url` | required | The checkpoint URL, in any form" in component
-    assert "| `layout` | `'auto'` | Which jobs to show, by layout. |" in component
+    assert "| `advanced.layout` | `'auto'` | Which jobs to show, by layout. |" in component
+    assert "| `advanced.maintenance.gc.keep_epochs` | `10` |" in component
 
 
 def test_the_reference_of_the_command_line_has_the_help_of_every_command() -> None:
@@ -175,24 +180,25 @@ MAKERS = {"error", "warning", "note", "either", "Finding"}
 def _codes() -> set[str]:
     found = set()
     for path in STATE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MAKERS:
-                values = [*node.args, *(one.value for one in node.keywords)]
-                found |= {
-                    one.value
-                    for one in values
-                    if isinstance(one, ast.Constant)
-                    and isinstance(one.value, str)
-                    and CODE.fullmatch(one.value)
-                }
+        found |= {text for text in _texts_of_findings(path) if CODE.fullmatch(text)}
     return found
 
 
-def _checks() -> set[str]:
-    from arroyo_dagster import build_arroyo_definitions
+def _texts_of_findings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MAKERS:
+            for one in (*node.args, *(word.value for word in node.keywords)):
+                if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                    yield one.value
 
+
+def _checks() -> set[str]:
+    from arroyo_dagster import ArroyoOptions, build_arroyo_definitions
+
+    store = MemoryStore()
+    run_word_job(store, rows=4, rows_per_epoch=2)
     dataflow = PROJECT / "examples" / "sdf" / "words" / "dataflow.yaml"
-    defs = build_arroyo_definitions("memory://runbook", dataflows=[dataflow])
+    defs = build_arroyo_definitions(store.url, options=ArroyoOptions(dataflows=[dataflow]))
     return {key.name for key in defs.resolve_asset_graph().asset_check_keys}
 
 
@@ -211,6 +217,23 @@ WITHOUT_RULE = {
 """Findings of Dagster's fleet, which knows the jobs that there were, and of compactions."""
 
 
+CHANGED = "file-changed"
+"""The finding that only Dagster has, which remembers what was verified last."""
+
+
+def test_the_runbook_has_a_row_for_every_finding_of_the_fleet() -> None:
+    codes = {
+        text
+        for text in _texts_of_findings(ORCHESTRATION / "fleet.py")
+        if re.fullmatch(r"[a-z]+(-[a-z]+)*", text)
+    }
+    assert {"unknown", "vanished"} < codes
+    assert codes - {"no-epoch"} == set(ROW.findall(_entries()["every_pipeline_known"]))
+    verdicts = {*_texts_of_findings(ORCHESTRATION / "verify" / "verdict.py")}
+    assert {text for text in verdicts if CODE.fullmatch(text)} - {CHANGED} <= _codes()
+    assert CHANGED in verdicts
+
+
 def test_the_runbook_has_an_entry_for_every_finding_kind_and_check() -> None:
     from arroyo_dagster.state.planning.rules import KINDS, RULE_OF, RULES
 
@@ -219,7 +242,8 @@ def test_the_runbook_has_an_entry_for_every_finding_kind_and_check() -> None:
     assert "file-missing" in codes
     assert "restorable" in checks
     rows = {kind: set(ROW.findall(entries[kind])) for kind in KINDS}
-    assert set(entries) | set().union(*rows.values()) == codes | checks | set(KINDS)
+    assert {"healthy", "every_pipeline_known"} <= checks
+    assert set(entries) | set().union(*rows.values()) == codes | checks | set(KINDS) | {CHANGED}
     for kind, its in rows.items():
         assert {RULE_OF[code].kind for code in its} <= {kind}
     assert set(RULE_OF) == codes - WITHOUT_RULE

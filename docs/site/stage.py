@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 PROJECT = Path(__file__).parents[2]
 DOCS = PROJECT / "docs"
@@ -199,11 +199,20 @@ def _fields(path: str) -> list[str]:
     found = getattr(importlib.import_module(module), name)
     if not (isinstance(found, type) and issubclass(found, pydantic.BaseModel)):
         return []
-    rows = [
-        f"| `{field}` | {_default(info)} | {_cell(info.description or '')} |"
-        for field, info in found.model_fields.items()
-    ]
+    rows = list(_rows(found))
     return ["", "| Field | Default | Meaning |", "|---|---|---|", *rows] if rows else []
+
+
+def _rows(model: type[Any], before: str = "") -> Iterator[str]:
+    """Yield a row for each field; below a section of the component's YAML, for each of its fields."""
+    from arroyo_dagster.orchestration.yaml.model import YamlModel
+
+    for field, info in model.model_fields.items():
+        name = f"{before}{field}"
+        yield f"| `{name}` | {_default(info)} | {_cell(info.description or '')} |"
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, YamlModel):
+                yield from _rows(kind, f"{name}.")
 
 
 def _default(info: Any) -> str:

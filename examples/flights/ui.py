@@ -5,8 +5,8 @@ minute.
     make ui
     python examples/flights/ui.py --port 3001
 
-The instance is kept below the project (`.dagster/`), the job in `.demo/live/`. Ctrl-C ends both;
-the job goes on where it was next time.
+The instance, the job and the dataflow are kept in `.demo/live/`. Ctrl-C ends all; they go on where
+they were next time.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ SECONDS_BETWEEN_EPOCHS = 5
 BEGUN_EPOCHS = 12
 STARTED_SECONDS = 120.0
 SETTINGS = {
+    "ARROYO_MODE": "maintain",
     "ARROYO_RUNNING": "1",
     "ARROYO_SENSOR_SECONDS": "10",
     "ARROYO_COMPACTION_CRON": "* * * * *",
     "ARROYO_COMPACT_AFTER_FILES": "24",
     "ARROYO_FLEET_CRON": "*/2 * * * *",
-    "ARROYO_REFRESH_CRON": "* * * * *",
+    "ARROYO_VERIFY_CRON": "* * * * *",
     "ARROYO_GC_CRON": "*/5 * * * *",
     "ARROYO_KEEP_EPOCHS": "60",
     "ARROYO_DELETE": "1",
@@ -53,7 +54,7 @@ class Live:
         self.folder = folder
         self.url = str(folder / "checkpoints")
         folder.mkdir(parents=True, exist_ok=True)
-        self._home = dagster_home(None if folder == FOLDER else folder / "dagster")
+        self._home = dagster_home(folder / "dagster")
 
     def writer(self, *options: str) -> list[str]:
         """The command that writes epochs."""

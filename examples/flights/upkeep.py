@@ -1,6 +1,6 @@
 """What Dagster does for the flights job: sees its epochs, compacts its files, expires old epochs.
 
-The same assets, checks and sensor as in the UI, on the same instance, run in this process.
+The same assets, checks and sensor as in the UI, on an instance of its own, run in this process.
 """
 
 from __future__ import annotations
@@ -17,32 +17,29 @@ from states import DATAFLOWS, Shown
 from verify import JOB
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.check_results import last_results
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.spark.session import get_session
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-KEY = str(JOB.root)
+PIPELINE = str(JOB.root)
 SPARK_MASTER = "local[2]"
 
 
 class Upkeep:
-    """The assets of the flights job, on the instance below the project."""
+    """The assets of the flights job, on an instance in `home`."""
 
-    def __init__(self, url: str, *, spark: bool, log: Path) -> None:
-        os.environ["DAGSTER_HOME"] = str(dagster_home())
-        self._store = ArroyoStateStore(checkpoint_url=url)
-        self._definitions = build_arroyo_definitions(
-            self._store,
+    def __init__(self, url: str, *, spark: bool, home: Path, log: Path) -> None:
+        os.environ["DAGSTER_HOME"] = str(dagster_home(home))
+        self._url = url
+        self._options = ArroyoOptions(
             spark=SparkSessionResource(master=SPARK_MASTER),
             runner=None if spark else InProcessRunner(),
             dataflows=DATAFLOWS,
         )
         self._instance = dg.DagsterInstance.get()
-        # Each demo writes the job anew: what the instance knows of an older one is forgotten.
-        assets = self._definitions.resolve_all_asset_keys()
-        self._instance.wipe_assets([key for key in assets if self._instance.has_asset_key(key)])
         self._cursor: str | None = None
         self._spark = spark
         self._log = log
@@ -54,37 +51,46 @@ class Upkeep:
                 get_session(SPARK_MASTER)
 
     def tick(self) -> str:
-        """Let the sensor look once, and record what it reports. Returns what it says."""
+        """Load the definitions, and let the sensor report once. Returns what it says."""
+        self._definitions = build_arroyo_definitions(
+            self._url, mode="maintain", options=self._options
+        )
         sensor = self._definitions.resolve_sensor_def("arroyo_checkpoint_sensor")
         with dg.build_sensor_context(
             instance_ref=self._instance.get_ref(),
             definitions=self._definitions,
             cursor=self._cursor,
-            resources={"arroyo_store": self._store},
+            resources=self._definitions.resources,
         ) as context:
             found = sensor.evaluate_tick(context)
         self._cursor = found.cursor
-        for request in found.dynamic_partitions_requests or ():
-            self._instance.add_dynamic_partitions(
-                request.partitions_def_name, list(request.partition_keys)
-            )
         for event in found.asset_events:
             self._instance.report_runless_asset_event(event)
         return str(found.skip_message)
 
-    def catalogue(self) -> Mapping[str, Any]:
-        """Materialise what is known of the job's epochs and tables."""
-        return self._run("arroyo_refresh")
+    def verify(self) -> str:
+        """Verify every pipeline. Returns what the checks say of the flights job.
+
+        Raises:
+            ArroyoStateError: a pipeline cannot be restored.
+        """
+        self._run("arroyo_verify")
+        key = dg.AssetCheckKey(self._key("checkpoint"), "restorable")
+        result = last_results(self._instance, [key])[key]
+        return f"{key.name}: {result.description}"
 
     def compact(self, *, policy: str, wait_seconds: float = 0.0) -> Mapping[str, Any]:
         """Merge the job's files."""
         config = {"policy": policy, "wait_seconds": wait_seconds, "min_files": 2}
-        return self._run("arroyo_compaction", arroyo_compacted_state=config)
+        return self._run("arroyo_compaction", "compacted_state", config)
 
     def expire(self, keep_epochs: int) -> Mapping[str, Any]:
         """Remove the job's older epochs."""
         config = {"keep_epochs": keep_epochs, "dry_run": False}
-        return self._run("arroyo_gc", arroyo_retained_epochs=config)
+        return self._run("arroyo_gc", "retained_epochs", config)
+
+    def _key(self, table: str) -> dg.AssetKey:
+        return dg.AssetKey(["arroyo", *PIPELINE.split("/"), table])
 
     def states(self) -> list[Shown]:
         """The states of dataflows, as the instance has them."""
@@ -102,19 +108,19 @@ class Upkeep:
             found.append(Shown(name, said["dagster/row_count"], said["sdf/epoch"], shown))
         return found
 
-    def _run(self, job: str, **config: Any) -> Mapping[str, Any]:
-        ops = {name: {"config": values} for name, values in config.items()}
+    def _run(
+        self, job: str, table: str | None = None, config: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        """Run a job, of the asset of the flights job if one is named. Returns its metadata."""
+        ops = {f"arroyo_{table}": {"config": config}} if table else {}
         result = self._definitions.resolve_job_def(job).execute_in_process(
             instance=self._instance,
-            partition_key=KEY,
-            run_config={**QUIET, **({"ops": ops} if ops else {})},
+            asset_selection=[self._key(table)] if table else None,
+            run_config={**QUIET, "ops": ops},
             raise_on_error=False,
         )
         if not result.success:
-            raise ArroyoStateError(_reason(result), next_step="look at the run in `make ui`")
-        failed = [one.check_name for one in result.get_asset_check_evaluations() if not one.passed]
-        if failed:
-            raise ArroyoStateError(f"checks failed: {', '.join(failed)}", job=KEY)
+            raise ArroyoStateError(_reason(result), job=PIPELINE)
         shown: dict[str, Any] = {}
         for event in result.get_asset_materialization_events():
             shown |= {name: one.value for name, one in event.materialization.metadata.items()}

@@ -26,9 +26,11 @@ from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
+from tests.fleets import Written, legacy_job
 from tests.jobs import run_word_job
 
 INDEX = "docs/README.md"
@@ -43,7 +45,7 @@ ELSEWHERE = {
 """Pages whose commands need more than a job: the test that runs them."""
 OF_ARROYO = re.compile("--assume|--arroyo-api")
 """Commands on a job of Arroyo's, run by tests/unit/cli/test_rewrite.py."""
-OTHER_PROGRAMS = ("make ", "export ", ".venv/bin/dagster ", "pip install ", "dg ")
+OTHER_PROGRAMS = ("make ", "export ", "pip install ", "dg ")
 """Programs that no test runs, as they set up a machine or need a package index; `dg` is run by
 tests/orchestration/test_component.py."""
 NAMES = {"JOB": "words/main", "OPERATOR": "count", "TABLE": "counts"}
@@ -233,8 +235,8 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     options = [option for option in options if not getattr(option, "hidden", False)]
     known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
     known |= {"--help", "--version"}
-    known |= {"--checkpoint-url", "--deployment", "--catalogue-url"}  # of `dg scaffold`
-    known |= {"--arroyo-api-url", "--format"}
+    known |= {"--checkpoint-url", "--deployment", "--mode", "--arroyo-api-url"}  # of `dg scaffold`
+    known |= {"--format"}
     known |= {"--no-deps", "--require-hashes"}  # of pip
     known |= {"--master", "--conf"}  # of spark-submit
     known |= {"--bootstrap-server", "--topic"}  # of kafka-get-offsets.sh
@@ -246,71 +248,94 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
 # ---- code ----------------------------------------------------------------------------------------
 
 
-def test_the_component_loads(tmp_path: Path) -> None:
+@pytest.fixture
+def documented() -> MemoryStore:
+    """The jobs that pages name: they are listed when definitions load."""
+    store = MemoryStore()
+    for job in ("JOB", "orders"):
+        Written(store, legacy_job(job)).epochs(1)
+    return store
+
+
+def _loaded(code: str, url: str) -> Any:
+    """Run code of a page; its checkpoint URLs are those of a store in memory."""
+    found: dict[str, Any] = {}
+    code = re.sub(r"s3://(bucket|staging)/checkpoints", url, code)
+    # Without the import of this module that turns annotations into texts.
+    exec(compile(code, "docs/dagster.md", "exec", dont_inherit=True), found)
+    return found["defs"]
+
+
+def test_the_component_loads(documented: MemoryStore) -> None:
     import dagster as dg
     import yaml
     from dagster.components.testing import create_defs_folder_sandbox
 
     from arroyo_dagster import ArroyoStateComponent
 
-    given, _ = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
+    given, lineage = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
     assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
+    given["attributes"] |= {"checkpoint_url": documented.url, **lineage}
     with create_defs_folder_sandbox() as sandbox:
         path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
         with sandbox.load_component_and_build_defs(path) as (_, defs):
             dg.Definitions.validate_loadable(defs)
-            assert defs.resolve_job_def("arroyo_compaction")
-
-
-def test_the_configuration_of_a_bootstrap_is_valid() -> None:
-    import dagster as dg
-    import yaml
-
-    from arroyo_dagster import build_arroyo_definitions
-
-    _, launched = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
-    defs = build_arroyo_definitions("memory://documented", bootstrapped_state="history:orders")
-    job = defs.resolve_job_def("arroyo_bootstrap")
-    assert dg.validate_run_config(job, launched)
+            assert defs.resolve_job_def("arroyo_verify")
 
 
 @pytest.mark.parametrize(
     "code",
     blocks("docs/dagster.md", "python"),
-    ids=["defs", "window", "exports", "forks", "own assets", "conditions", "selection"],
+    ids=["defs", "window", "exports", "forks", "own assets", "translator"],
 )
-def test_the_definitions_load(code: str) -> None:
+def test_the_definitions_load(code: str, documented: MemoryStore) -> None:
     import dagster as dg
 
     from arroyo_dagster import build_arroyo_definitions
 
-    found: dict[str, object] = {}
-    # Without the import of this module that turns annotations into texts.
-    exec(compile(code, "docs/dagster.md", "exec", dont_inherit=True), found)
-    defs = found["defs"]
+    defs = _loaded(code, documented.url)
     assert isinstance(defs, dg.Definitions)
-    if not any(name in code for name in ("build_arroyo_definitions(", "window=")):
-        defs = dg.Definitions.merge(build_arroyo_definitions("memory://documented"), defs)
+    if "build_arroyo_definitions(" not in code:
+        defs = dg.Definitions.merge(build_arroyo_definitions(documented.url), defs)
     dg.Definitions.validate_loadable(defs)
-    assert defs.resolve_all_asset_keys()
+    assert dg.AssetKey(["arroyo", "orders", "checkpoint"]) in defs.resolve_all_asset_keys()
 
 
-def test_the_assets_and_checks_of_the_page_exist() -> None:
+def test_the_assets_jobs_and_checks_of_the_page_exist(documented: MemoryStore) -> None:
     import dagster as dg
 
-    from arroyo_dagster import build_bootstrapped_state
+    from arroyo_dagster import (
+        ArroyoDirectory,
+        ArroyoOptions,
+        DeadJobsConfig,
+        MaintenanceOptions,
+        MaintenanceWindow,
+        OrphansConfig,
+        StateFork,
+        TableExport,
+        build_arroyo_definitions,
+    )
 
-    found: dict[str, Any] = {}
-    (code,) = [one for one in blocks("docs/dagster.md", "python") if "StateFork" in one]
-    exec(code, found)
-    both = dg.Definitions.merge(found["defs"], build_bootstrapped_state("history:orders"))
-    graph = both.resolve_asset_graph()
+    run_word_job(documented, rows=4, rows_per_epoch=2)
+    everything = ArroyoOptions(
+        directory=ArroyoDirectory(assume={"JOB": "stopped"}),
+        maintenance=MaintenanceOptions(orphans=OrphansConfig(), dead_jobs=DeadJobsConfig()),
+        window=MaintenanceWindow(jobs=["JOB"], between="02:00-04:00"),
+        exports=[TableExport(name="NAME", operator="o", table="t", target="memory://lake")],
+        fork=StateFork(),
+        bootstrapped_state="history:orders",
+    )
+    defs = build_arroyo_definitions(documented.url, mode="maintain", options=everything)
+    dg.Definitions.validate_loadable(defs)
+    graph = defs.resolve_asset_graph()
     text = (PROJECT / "docs" / "dagster.md").read_text()
-    keys = {key.to_user_string() for key in graph.get_all_asset_keys()}
-    shown = set(re.findall(r"`(arroyo/[a-z_]+)`", text))
-    assert shown == {key for key in keys if not key.endswith("_plan")}
-    for check in {key.name for key in graph.asset_check_keys}:
-        assert f"`{check}`" in text
+    assets = {key.path[-1] for key in graph.get_all_asset_keys() if key.path[0] == "arroyo"}
+    shown = re.findall(r"^\| `(?:arroyo/)?([a-z_]+)(?:/NAME)?` \| [A-Za-z]", text, re.MULTILINE)
+    checks = {key.name for key in graph.asset_check_keys}
+    jobs = {job.name for job in defs.get_repository_def().get_all_jobs()} - {"__ASSET_JOB"}
+    assert assets - {"NAME"} | {"exported_state"} | checks <= {*shown}
+    assert {*shown} <= assets | checks | jobs | {"exported_state"}
+    assert jobs <= {*re.findall(r"`(arroyo_[a-z_]+)`", text)}
 
 
 # ---- links ---------------------------------------------------------------------------------------

@@ -11,11 +11,22 @@ import dagster as dg
 import pytest
 import yaml
 
-from arroyo_dagster import ArroyoStateStore, MaintenanceWindow, build_arroyo_definitions
+from arroyo_dagster import (
+    ArroyoDirectory,
+    ArroyoOptions,
+    DeadJobsConfig,
+    MaintenanceOptions,
+    MaintenanceWindow,
+    OrphansConfig,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.state.planning import polling
+from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.urls import parse_url
 from tests.contract.conftest import BACKENDS
 from tests.documentation import PROJECT, blocks
+from tests.fleets import Written, legacy_job
+from tests.jobs import run_word_job
 
 DEPLOYMENT = "docs/operate/deployment.md"
 SCHEDULES = "docs/operate/schedules.md"
@@ -28,11 +39,16 @@ def _text(page: str) -> str:
 
 
 def _repository() -> dg.RepositoryDefinition:
-    return build_arroyo_definitions(
-        ArroyoStateStore(checkpoint_url="s3://bucket/checkpoints", arroyo_api_url="http://arroyo"),
-        compaction_sensor=True,
+    store = MemoryStore()
+    run_word_job(store, rows=4, rows_per_epoch=2)
+    options = ArroyoOptions(
+        directory=ArroyoDirectory(assume={"JOB": "stopped"}),
+        maintenance=MaintenanceOptions(orphans=OrphansConfig(), dead_jobs=DeadJobsConfig()),
         window=MaintenanceWindow(jobs=["JOB"], between="02:00-04:00"),
         dataflows=[PROJECT / "examples" / "sdf" / "words" / "dataflow.yaml"],
+    )
+    return build_arroyo_definitions(
+        store.url, mode="maintain", options=options
     ).get_repository_def()
 
 
@@ -58,8 +74,8 @@ def test_the_pools_and_tags_of_the_page_are_those_of_the_code() -> None:
     text = _text(DEPLOYMENT)
     assert pools == {"arroyo_compaction", "arroyo_gc"}
     assert all(f"`{pool}`" in text for pool in pools)
-    assert {"arroyo/job_id", "arroyo/maintenance"} == set(re.findall(r"arroyo/[a-z_]+", text))
-    run = repository.get_job("arroyo_compaction_fleet").run_tags
+    assert {"arroyo/maintenance"} == set(re.findall(r"arroyo/[a-z_]+", text))
+    run = repository.get_job("arroyo_compaction").run_tags
     assert run["dagster/max_runtime"] == "7200"
     assert run["dagster/priority"] == "-1"
 
@@ -79,17 +95,18 @@ def test_every_schedule_and_sensor_has_its_place_in_the_order() -> None:
     assert set(shown) == names
 
 
-def test_the_alert_names_the_job_and_the_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_alert_names_the_pipeline_and_what_is_wrong(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (code,) = blocks(SCHEDULES, "python")
     found: dict[str, Any] = {}
     exec(compile(code, SCHEDULES, "exec", dont_inherit=True), found)
-    defs = build_arroyo_definitions("memory://alerts")
+    store = MemoryStore()
+    Written(store, legacy_job("orders"), files=False).epochs(1)
+    defs = build_arroyo_definitions(store.url)
     instance = dg.DagsterInstance.ephemeral()
-    instance.add_dynamic_partitions("arroyo_jobs", ["orders/main"])
-    job = defs.resolve_job_def("arroyo_gc")
-    result = job.execute_in_process(
-        instance=instance, partition_key="orders/main", raise_on_error=False
-    )
+    job = defs.resolve_job_def("arroyo_verify")
+    result = job.execute_in_process(instance=instance, raise_on_error=False)
     sensor = found["defs"].get_sensor_def("arroyo_alerts")
     context = dg.build_run_status_sensor_context(
         sensor_name=sensor.name,
@@ -99,18 +116,20 @@ def test_the_alert_names_the_job_and_the_next_step(capsys: pytest.CaptureFixture
     )
     sensor(context.for_run_failure())
     message = capsys.readouterr().out
-    assert "arroyo_gc orders/main" in message
+    assert "arroyo_verify" in message
+    assert "1 of 1 pipeline failed: orders: " in message
+    assert "file-missing" in message
     assert "Next: " in message
 
 
-def test_the_alerts_name_checks_that_exist() -> None:
-    graph = build_arroyo_definitions("s3://bucket/checkpoints").resolve_asset_graph()
-    checks = {key.name for key in graph.asset_check_keys}
-    named = set(
-        re.findall(r"`((?:every_job|row|referenced)_\w+|read_back|effective)`", _text(SCHEDULES))
-    )
-    assert len(named) >= 6
-    assert named <= checks
+def test_the_alerts_name_jobs_and_checks_that_exist() -> None:
+    repository = _repository()
+    alerts = _text(SCHEDULES).split("| A run of this job fails")[1]
+    jobs = {job.name for job in repository.get_all_jobs()}
+    rows = "".join(line for line in alerts.splitlines() if line.startswith("|"))
+    assert set(re.findall(r"`(\w+)`", rows)) <= jobs
+    checks = {key.name for key in repository.asset_graph.asset_check_keys}
+    assert {"every_pipeline_known", "healthy"} <= checks & set(re.findall(r"`(\w+)`", alerts))
 
 
 # ---- versions and stores -------------------------------------------------------------------------
