@@ -109,7 +109,7 @@ def build_fleet(
         maintained: the assets whose runs may have left a pipeline waiting.
         waiting_limit: a pipeline that waits for more seconds is an error.
     """
-    spec = names.spec(FLEET, deps=[names.key(CHECKPOINT, one) for one in names.pipelines.pipelines])
+    spec = names.spec(FLEET)
 
     @dg.multi_asset(
         name=f"{names.name(JOB)}_overview",

@@ -1,13 +1,14 @@
 """The checks of all pipelines, the job that evaluates those that are due, and its schedule."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import (
     LastResult,
     is_reportable,
@@ -27,12 +28,13 @@ from arroyo_dagster.orchestration.translator import (
 )
 from arroyo_dagster.orchestration.verify.history import reported_epochs
 from arroyo_dagster.orchestration.verify.verdict import (
-    LEVEL,
     LISTING,
     VerifyOptions,
+    audited_at,
     verify_pipeline,
 )
 from arroyo_dagster.state.model.clock import wall_clock
+from arroyo_dagster.state.model.health import EpochFigures
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.planning.rules import KINDS
 
@@ -87,11 +89,24 @@ def build_verify(
         with as_failure():
             wanted = [*map(names.find, config.pipelines)] or due(tools, context.instance)
             last = _last(names, context.instance, wanted)
-        work = _work(names, context, options, last)
-        results = yield from serve(context, wanted, work, config, tools)
-        table = shown.table(results.rows())
+        # Every pipeline that is due comes first; a level that reads all rows takes what is left.
+        passed: list[Pipeline] = []
+        work = _work(names, context, options, last, 1, passed)
+        failures, audits = [], list[Pipeline]()
+        try:
+            yield from serve(context, wanted, work, config, tools)
+        except dg.Failure as failure:
+            failures.append(str(failure.description))
+        audits += [one for one in passed if audit_is_due(last.get((one, RESTORABLE)), options)]
+        work = _work(names, context, options, last, MAX_LEVEL, passed)
+        try:
+            yield from serve(context, audits, work, config, tools)
+        except dg.Failure as failure:
+            failures.append(str(failure.description))
+        if failures:
+            raise dg.Failure("; ".join(failures), allow_retries=False)
         yield dg.Output(
-            None, metadata=shown.known({"arroyo/pipelines": len(wanted), "pipelines": table})
+            None, metadata={"arroyo/verified": len(wanted), "arroyo/audited": len(audits)}
         )
 
     @dg.job(
@@ -170,8 +185,8 @@ def _checks(
                 turn,
                 last.get((pipeline, RESTORABLE)),
                 options,
-                wanted[pipeline],
-                reported_epochs(instance, names.key(CHECKPOINT, pipeline)),
+                wanted=wanted[pipeline],
+                history=reported_epochs(instance, names.key(CHECKPOINT, pipeline)),
             ).results
 
         yield from serve(context, list(wanted), work, BoundsConfig(), names.tools(context))
@@ -184,19 +199,30 @@ def _work(
     context: dg.OpExecutionContext,
     options: VerifyOptions,
     last: Mapping[tuple[Pipeline, str], LastResult],
+    level: int,
+    passed: list[Pipeline],
 ) -> Work:
-    """Return what verifies one pipeline of a run, and records the verdicts to report."""
+    """Return what verifies one pipeline of a run, and records the verdicts to report.
+
+    Args:
+        passed: receives the pipelines without an error.
+    """
+    wanted = (RESTORABLE,) if level == MAX_LEVEL else (RESTORABLE, HEALTHY)
 
     def work(turn: Turn) -> Iterator[Any]:
         pipeline, instance = turn.pipeline, context.instance
-        history = reported_epochs(instance, names.key(CHECKPOINT, pipeline))
-        before = last.get((pipeline, RESTORABLE))
-        found = verify_pipeline(names, turn, before, options, history=history)
+        before, history = last.get((pipeline, RESTORABLE)), list[EpochFigures]()
+        if HEALTHY in wanted:
+            history += reported_epochs(instance, names.key(CHECKPOINT, pipeline))
+        found = verify_pipeline(
+            names, turn, before, options, level=level, wanted=wanted, history=history
+        )
         for result in found.results:
             earlier = last.get((pipeline, str(result.check_name)))
             reportable = is_reportable(earlier, result, options.report_every)
             if result.check_name == RESTORABLE:
-                reportable |= result.metadata[LEVEL].value == MAX_LEVEL or found.alarm is not None
+                reportable |= level == MAX_LEVEL or found.alarm is not None
+                passed.extend([pipeline] * result.passed)
             if reportable:
                 report(instance, result, context.run.run_id)
         if found.alarm is not None:
@@ -217,11 +243,16 @@ def _last(
     return {keys[key]: one for key, one in last_results(instance, list(keys)).items()}
 
 
+def audit_is_due(last: LastResult | None, options: VerifyOptions) -> bool:
+    """Return whether a pipeline was not verified at level 4 for `audit_after`."""
+    return not 0 <= time.time() - audited_at(last) < options.audit_after
+
+
 def due_pipelines(
     names: Names, tools: Tools, instance: dg.DagsterInstance, options: VerifyOptions
 ) -> list[Pipeline]:
     """Return the pipelines to verify now, those that wait longest first: without a verdict, with
-    another listing than at the last one, or with a verdict older than `audit_after`.
+    another listing than at the last one, or not verified at level 4 for `audit_after`.
 
     A pipeline that cannot be listed is due: its verdict says why.
     """
@@ -237,15 +268,13 @@ def due_pipelines(
         if before is None:
             return float("inf")
         seconds = now - before.at
-        if not 0 <= seconds < options.audit_after:
-            return seconds
-        try:
-            same = listing_digest(list_objects(store, pipeline.paths)) == before.metadata.get(
-                LISTING
-            )
-        except ArroyoStateError:
-            return seconds
-        return None if same else seconds
+        if (before.is_error and 0 <= seconds < options.audit_after) or not audit_is_due(
+            before, options
+        ):
+            with suppress(ArroyoStateError):
+                digest = listing_digest(list_objects(store, pipeline.paths))
+                return None if digest == before.metadata.get(LISTING) else seconds
+        return seconds
 
     ages = zip(names.pipelines.pipelines, concurrently(age, names.pipelines.pipelines), strict=True)
     due = [(seconds, pipeline) for pipeline, seconds in ages if seconds is not None]

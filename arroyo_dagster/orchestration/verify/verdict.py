@@ -65,6 +65,8 @@ def verify_pipeline(
     turn: Turn,
     last: LastResult | None,
     options: VerifyOptions,
+    *,
+    level: int = 1,
     wanted: Sequence[str] = (RESTORABLE, HEALTHY),
     history: Sequence[EpochFigures] = (),
 ) -> Verification:
@@ -72,6 +74,7 @@ def verify_pipeline(
 
     Args:
         last: the last result of `restorable`.
+        level: how closely `restorable` looks, as of `verify_job`.
         wanted: the checks to evaluate.
         history: figures of epochs that the store may no longer have, as of `job_health`.
 
@@ -81,7 +84,7 @@ def verify_pipeline(
     """
     alarm, results = None, []
     if RESTORABLE in wanted:
-        verdict, metadata = _restorable(turn, last, options)
+        verdict, metadata = _restorable(turn, last, level)
         key = names.key(CHECKPOINT, turn.pipeline)
         if verdict.errors:
             alerted = _alerted(verdict, last, options)
@@ -101,11 +104,16 @@ def _alerted(verdict: Verdict, last: LastResult | None, options: VerifyOptions) 
     return alerted if 0 <= time.time() - alerted < options.audit_after else None
 
 
+def audited_at(last: LastResult | None) -> float:
+    """Return when a pipeline was verified at level 4, in seconds since 1970; 0 = never."""
+    return 0.0 if last is None else float(last.metadata.get(AUDITED) or 0.0)
+
+
 # ---- restorable ----------------------------------------------------------------------------------
 
 
 def _restorable(
-    turn: Turn, last: LastResult | None, options: VerifyOptions
+    turn: Turn, last: LastResult | None, level: int
 ) -> tuple[Verdict, Mapping[str, Any]]:
     from arroyo_dagster.state.operations.verify.fingerprint import (
         epoch_fingerprint,
@@ -115,10 +123,9 @@ def _restorable(
     from arroyo_dagster.state.operations.verify.job import verify_job
 
     store, paths = turn.tools.store.reading(), turn.pipeline.paths
-    now, audited = time.time(), 0.0 if last is None else float(last.metadata.get(AUDITED) or 0.0)
-    level = MAX_LEVEL if now - audited >= options.audit_after else 1
     objects = list_objects(store, paths)
     metadata: dict[str, Any] = {LISTING: listing_digest(objects), LEVEL: level}
+    metadata[AUDITED] = time.time() if level == MAX_LEVEL else audited_at(last)
     try:
         job = verify_job(store, paths, level=level)
     except NotFoundError as problem:
@@ -132,7 +139,6 @@ def _restorable(
     files = epoch_fingerprint(store, paths, job.epoch, objects)
     metadata |= {
         "arroyo/epoch": int(job.epoch),
-        AUDITED: now if level == MAX_LEVEL else audited or None,
         FILES: None if files is None else json.dumps([files.epoch, files.operators]),
     }
     return Verdict(findings=tuple(findings), inspected=job.verdict.inspected), metadata
