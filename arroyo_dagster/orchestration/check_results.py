@@ -10,7 +10,9 @@ import dagster as dg
 from arroyo_dagster.orchestration.rendering import known, table
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict
 
-FINDINGS = "arroyo/findings"
+FINDINGS, TABLE = "arroyo/findings", "Findings"
+"""Metadata: how many findings, and their table; pages sort by name, capital letters first."""
+
 _HISTORY = 5
 """So many executions are read where the newest is planned, but was not evaluated (yet)."""
 
@@ -49,7 +51,7 @@ def check_result(
             {
                 "arroyo/looked_at": verdict.inspected,
                 FINDINGS: len(verdict.findings),
-                "findings": table(map(_row, (*verdict.errors, *_others(verdict)))),
+                TABLE: table(map(_row, (*verdict.errors, *_others(verdict)))),
                 **(metadata or {}),
             }
         ),
@@ -152,7 +154,7 @@ def report(
     """
     assert result.asset_key is not None
     assert result.check_name is not None
-    link = {} if run_id is None else {"run": dg.MetadataValue.dagster_run(run_id)}
+    link = {} if run_id is None else {"Run": dg.MetadataValue.dagster_run(run_id)}
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(
             asset_key=result.asset_key,

@@ -12,6 +12,7 @@ from arroyo_dagster.errors import ArroyoStateError, NotFoundError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import (
     FINDINGS,
+    TABLE,
     LastResult,
     check_result,
     format_verdict,
@@ -89,7 +90,7 @@ def verify_pipeline(
         if verdict.errors:
             alerted = _alerted(verdict, last, options)
             alarm = None if alerted else format_verdict(verdict)
-            metadata = {**metadata, ALERTED: alerted or time.time()}
+            metadata = {**metadata, ALERTED: shown.timestamp(int((alerted or time.time()) * 1e6))}
         results.append(check_result(verdict, RESTORABLE, key, metadata=metadata))
     if HEALTHY in wanted:
         results.append(_healthy(names, turn, options, history))
@@ -125,14 +126,15 @@ def _restorable(
     store, paths = turn.tools.store.reading(), turn.pipeline.paths
     objects = list_objects(store, paths)
     metadata: dict[str, Any] = {LISTING: listing_digest(objects), LEVEL: level}
-    metadata[AUDITED] = time.time() if level == MAX_LEVEL else audited_at(last)
+    audited = time.time() if level == MAX_LEVEL else audited_at(last)
+    metadata[AUDITED] = shown.timestamp(int(audited * 1e6)) if audited else None
     try:
         job = verify_job(store, paths, level=level)
     except NotFoundError as problem:
         return Verdict(findings=(_missing(turn.pipeline, problem, bool(objects)),)), metadata
     findings = list(job.verdict.findings)
     before = None if last is None else _fingerprint(last.metadata.get(FILES))
-    if before is not None:
+    if before is not None and job.passed:  # an error says more
         now_there = epoch_fingerprint(store, paths, before.epoch, objects)
         changed = [] if now_there is None else before.changed(now_there)
         findings += [_changed(turn.pipeline, before.epoch, name) for name in changed]
@@ -207,8 +209,8 @@ def _healthy(
         severity=dg.AssetCheckSeverity.WARN,
         passed=not findings,
         metadata={
-            "findings": shown.table(rows),
-            "not judged": shown.table(
+            TABLE: shown.table(rows),
+            "Not judged": shown.table(
                 {"rule": rule, "because": why} for rule, why in health.not_judged.items()
             ),
         },
