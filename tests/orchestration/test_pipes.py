@@ -23,9 +23,7 @@ from dagster._core.pipes.utils import (
     PipesTempFileMessageReader,
     open_pipes_session,
 )
-from dagster.components.testing import create_defs_folder_sandbox
 
-from arroyo_dagster import ArroyoStateComponent
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.pipes import (
@@ -43,6 +41,7 @@ from arroyo_dagster.state.storage.remote.open import open_store
 from tests.documentation import blocks
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured
+from tests.orchestration.test_store_options import of_yaml
 
 PROJECT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "arroyo_dagster.cli.pipes"]
@@ -415,15 +414,9 @@ def test_the_component_takes_a_client_of_the_project(
 
 def runner_of(folder: Path, spark: Any) -> Any:
     """The runner of a component with these settings of Spark."""
-    attributes = {"checkpoint_url": f"{folder}/checkpoints", "spark": spark}
-    given = {"type": "arroyo_dagster.ArroyoStateComponent", "attributes": attributes}
-    with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
-        with sandbox.load_component_and_build_defs(path) as (component, defs):
-            dg.Definitions.validate_loadable(defs)
-            assert isinstance(component, ArroyoStateComponent)
-            store = component._store()
-            return component.spark.runner(component.spark.session(), "spark", store)
+    defs = of_yaml({"checkpoint_url": f"{folder}/checkpoints", "advanced": {"spark": spark}})
+    assert defs.resources is not None
+    return defs.resources["arroyo_runner"]
 
 
 class AnyModule(ModuleType):

@@ -15,7 +15,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.secrets import NamedSecrets
@@ -186,6 +186,16 @@ def test_an_option_that_no_client_knows_is_found_when_definitions_load(
         build_arroyo_definitions(store).get_repository_def()
     assert refused.value.facts["field"] == field
     assert refused.value.next_step == f"did you mean {close}?"
+
+
+def test_secrets_of_resources_within_resources_are_names_as_well(
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
+    """Dagster makes the definition of a runner again, with the values that its session has."""
+    monkeypatch.setenv("SPARK_SECRET", CANARY)
+    session = SparkSessionResource(conf={"fs.s3a.secret.key": dg.EnvVar("SPARK_SECRET")})
+    defs = build_arroyo_definitions(_store("options-nested"), options=ArroyoOptions(spark=session))
+    assert defs.resolve_job_def("arroyo_fleet").execute_in_process(instance=instance).success
 
 
 def test_fields_for_the_launchpad_hold_no_secret_either() -> None:
