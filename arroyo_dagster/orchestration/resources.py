@@ -72,6 +72,7 @@ class ArroyoStateStore(NamedSecrets):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember what was typed into a launchpad, which must not be secrets either."""
+        super().setup_for_execution(context)
         self._typed = typed_fields(
             type(self), {} if context.run is None else context.run.run_config
         )
@@ -273,6 +274,7 @@ class SparkSessionResource(NamedSecrets):
         self, context: dg.InitResourceContext
     ) -> "Iterator[SparkSessionResource]":
         """Stop, at the end, the session that was started here."""
+        self.setup_for_execution(context)
         self._context = context if context.run is not None else None
         try:
             yield self

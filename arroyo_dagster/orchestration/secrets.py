@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import dagster as dg
+from pydantic import PrivateAttr
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import holds_secret, secrets_in_url, without_secrets
@@ -40,14 +41,24 @@ class NamedSecrets(dg.ConfigurableResource):  # type: ignore[type-arg]
     plain_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields that hold no secrets, whatever their content."""
 
+    _in_use: bool = PrivateAttr(default=False)
+
     def get_resource_definition(self) -> Any:
         """Return what Dagster shows and stores.
 
         Raises:
             InputError: as `check_fields`.
         """
-        self.check_fields()
+        if not self._in_use:
+            self.check_fields()
         return super().get_resource_definition()
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Note that the fields hold the values of variables now, which nothing stores.
+
+        Dagster makes a definition again of a resource that is in use within another one.
+        """
+        self._in_use = True
 
     def check_fields(self) -> None:
         """Refuse secrets in the fields.

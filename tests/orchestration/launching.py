@@ -22,17 +22,17 @@ from dagster._core.workspace.load_target import PythonFileTarget
 from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_iteration
 from dagster_graphql.schema import create_schema
 
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.storage.store import ObjectStore
+from tests.orchestration import terminating
 from tests.orchestration.terminating import PATIENCE_SECONDS, Blocking, Phase, Setting
 
 PROJECT = Path(__file__).parents[2]
 LOCATION = "launched"
+ROOTS = ["words/a", "words/b", "words/c"]
 DEFINITIONS = """
 from tests.orchestration.launching import definitions
-defs = definitions({url!r}, {catalogue!r})
+defs = definitions({url!r})
 """
 LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
@@ -70,7 +70,7 @@ class PhasedStore(ArroyoStateStore):
         if "blocking" not in self._stores:
             phase = Phase(**json.loads((folder / "phase.json").read_text()))
             store = Blocking(super().writable())
-            store.setting = Setting("", "", phase, *_events(folder))
+            store.setting = Setting("", phase, *_events(folder))
             store.left = phase.number
             self._stores["blocking"] = store
         found: ObjectStore = self._stores["blocking"]
@@ -81,10 +81,9 @@ def _events(folder: Path) -> tuple[FileEvent, FileEvent]:
     return FileEvent(folder / "there"), FileEvent(folder / "release")
 
 
-def definitions(url: str, catalogue: str) -> dg.Definitions:
+def definitions(url: str) -> dg.Definitions:
     """The definitions of the code server."""
-    store = PhasedStore(checkpoint_url=url, catalogue_url=catalogue)
-    return build_arroyo_definitions(store, runner=InProcessRunner())
+    return terminating.definitions(PhasedStore(checkpoint_url=url), *ROOTS)
 
 
 class Webserver:
@@ -151,8 +150,7 @@ class Webserver:
 
     def here(self, job: str, config: Any) -> dg.ExecuteInProcessResult:
         """Run a job in this process."""
-        url, catalogue = str(self.folder / "checkpoints"), str(self.folder / "catalogue")
-        found = definitions(url, catalogue).resolve_job_def(job)
+        found = definitions(str(self.folder / "checkpoints")).resolve_job_def(job)
         return found.execute_in_process(run_config=config, instance=self.instance)
 
     def terminate(self, run: str) -> None:
@@ -194,8 +192,7 @@ def webserver(folder: Path, settings: Mapping[str, Any]) -> Iterator[Webserver]:
         settings: of the instance, as in dagster.yaml.
     """
     file = folder / "launched.py"
-    root, catalogue = str(folder / "checkpoints"), str(folder / "catalogue")
-    file.write_text(DEFINITIONS.format(url=root, catalogue=catalogue))
+    file.write_text(DEFINITIONS.format(url=str(folder / "checkpoints")))
     target = PythonFileTarget(str(file), "defs", str(PROJECT), LOCATION)
     queue = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
     with (

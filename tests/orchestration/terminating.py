@@ -19,12 +19,14 @@ from dagster._core.instance import InstanceRef
 from dagster._grpc.impl import core_execute_run
 from dagster._utils.interrupts import capture_interrupts
 
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.orchestration.results import KEY
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0
@@ -51,7 +53,6 @@ class Setting:
     """What the process of a run is told."""
 
     url: str
-    catalogue: str
     phase: Phase
     there: Any
     release: Any
@@ -99,22 +100,25 @@ class BlockingStore(ArroyoStateStore):
         found: ObjectStore = self._stores["blocking"]
         return found
 
-    def catalogue(self) -> ObjectStore:
-        return open_store(_SETTINGS[0].catalogue)
-
 
 _SETTINGS: list[Setting] = []
 
 
-def definitions(store: ArroyoStateStore) -> dg.Definitions:
-    """The definitions under test."""
-    return build_arroyo_definitions(store, runner=InProcessRunner())
+def definitions(store: ArroyoStateStore, *roots: str) -> dg.Definitions:
+    """The definitions of managed pipelines."""
+    listed = tuple(Pipeline(root, tuple(root.split("/")), managed=True) for root in roots)
+    return build_arroyo_definitions(
+        store,
+        pipelines=PipelineList(store.checkpoint_url, listed),
+        mode="maintain",
+        options=ArroyoOptions(runner=InProcessRunner()),
+    )
 
 
 @functools.cache
 def _resolved(name: str) -> dg.JobDefinition:
     store = BlockingStore(checkpoint_url="of the setting")
-    return definitions(store).resolve_job_def(name)
+    return definitions(store, KEY).resolve_job_def(name)
 
 
 def arroyo_compaction() -> dg.JobDefinition:
@@ -150,9 +154,7 @@ class Terminator:
     def terminated(
         self,
         url: str,
-        catalogue: str,
         job: str,
-        key: str,
         config: Any,
         phase: Phase,
         *,
@@ -167,11 +169,9 @@ class Terminator:
                 Dagster's daemon does with a run that exceeds its maximum runtime.
         """
         there, release = self._processes.Event(), self._processes.Event()
-        setting = Setting(url, catalogue, phase, there, release)
+        setting = Setting(url, phase, there, release)
         definition = arroyo_gc() if job == "arroyo_gc" else arroyo_compaction()
-        run = self.instance.create_run_for_job(
-            definition, run_config=config, tags={"dagster/partition": key}
-        )
+        run = self.instance.create_run_for_job(definition, run_config=config)
         process = self._processes.Process(
             target=execute, args=(setting, job, run.run_id, self.instance.get_ref())
         )

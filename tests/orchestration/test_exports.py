@@ -11,15 +11,16 @@ import pytest
 from deltalake import DeltaTable
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.planning.exports import TableExport, TargetOptions
-from tests.jobs import listing, written_by_word_job
-from tests.orchestration.results import materialized
-from tests.orchestration.test_component import load
+from arroyo_dagster.state.storage import open_store
+from tests.jobs import listing, run_word_job, written_by_word_job
+from tests.orchestration.results import failure, materialized
+from tests.orchestration.test_store_options import of_yaml
 
 JOB = "words/main"
-KEY = dg.AssetKey(["arroyo", "exported_state", "rows"])
+KEY = dg.AssetKey(["arroyo", "words", "main", "exported_state", "rows"])
 
 
 def export(folder: object, **changes: Any) -> TableExport:
@@ -29,11 +30,10 @@ def export(folder: object, **changes: Any) -> TableExport:
 
 @pytest.fixture
 def prepared(deployed: Any) -> Any:
-    """A deployment with a job of several epochs, whose partition is known."""
+    """A deployment with a job of several epochs, and the keys of another job."""
     written = written_by_word_job(rows=40, keep_epochs=None)
     for info in written.list():
         deployed.store.put(info.path, written.read(info.path))
-    deployed.instance.add_dynamic_partitions("arroyo_jobs", [JOB, "words/other"])
     return deployed
 
 
@@ -44,13 +44,12 @@ def test_a_run_exports_the_newest_epoch_and_the_next_has_nothing_to_do(
     target = f"file://{tmp_path}/{{pipeline}}-{{job}}"
     prepared.build(exports=[export(target, to=TargetOptions(format=form))])
     before = listing(prepared.store)
-    (found,) = materialized(prepared.run("arroyo_export", JOB))
+    (found,) = materialized(prepared.run("arroyo_export"))
     epoch = open_state(prepared.store).job(JOB).epoch()
     rows = epoch.table("keep", "rows").to_arrow()
     assert found.asset_key == KEY
-    assert found.partition == JOB
     assert found.metadata["newest epoch"].value == epoch.number
-    assert found.metadata["dagster/partition_row_count"].value == rows.num_rows
+    assert found.metadata["dagster/row_count"].value == rows.num_rows
     columns = found.metadata["dagster/column_schema"].schema.columns
     assert [(one.name, one.type) for one in columns] == [
         (field.name, str(field.type)) for field in rows.schema
@@ -59,49 +58,57 @@ def test_a_run_exports_the_newest_epoch_and_the_next_has_nothing_to_do(
     assert found.tags["dagster/data_version"].endswith(f":e{epoch.number}")
     if form == "delta":
         assert DeltaTable(f"{tmp_path}/words-main").to_pyarrow_table().num_rows == rows.num_rows
-    assert materialized(prepared.run("arroyo_export", JOB)) == []
+    assert materialized(prepared.run("arroyo_export")) == []
     assert listing(prepared.store) == before, "the state was only read"
 
 
 def test_private_columns_are_masked_in_what_is_exported(prepared: Any, tmp_path: Path) -> None:
     prepared.build(exports=[export(tmp_path)], private_columns=["word"])
-    (found,) = materialized(prepared.run("arroyo_export", JOB))
+    (found,) = materialized(prepared.run("arroyo_export"))
     epoch = found.metadata["newest epoch"].value
     rows = pq.read_table(tmp_path / f"epoch={epoch}" / "part-00000.parquet")
     assert rows.num_rows
     assert all(word.startswith("private:") for word in rows["word"].to_pylist())
 
 
-def test_a_job_whose_table_is_not_exported_has_no_event(prepared: Any, tmp_path: Path) -> None:
+def test_an_asset_stands_below_each_pipeline_that_an_export_covers(
+    prepared: Any, tmp_path: Path
+) -> None:
+    run_word_job(prepared.store, job="other")
+    prepared.build(exports=[export(tmp_path, jobs="words/ma*"), export(tmp_path, name="all")])
+    specs = {spec.key: spec for spec in prepared.defs.resolve_all_asset_specs()}
+    keys = {"/".join(key.path) for key in specs if "exported_state" in key.path}
+    below = "arroyo/words/main/exported_state"
+    assert keys == {f"{below}/rows", f"{below}/all"}
+    checkpoint = dg.AssetKey(["arroyo", "words", "main", "checkpoint"])
+    assert [dep.asset_key for dep in specs[KEY].deps] == [checkpoint]
     prepared.build(exports=[export(tmp_path, jobs="shop/*")])
-    assert materialized(prepared.run("arroyo_export", JOB)) == []
-    assert not [*tmp_path.iterdir()]
+    assert "arroyo_export" not in [job.name for job in prepared.defs.resolve_all_job_defs()]
 
 
 def test_an_export_that_fails_does_not_stop_the_others(prepared: Any, tmp_path: Path) -> None:
     wrong = export(tmp_path / "x", name="a_wrong", table="nothing")
     prepared.build(exports=[wrong, export(tmp_path / "y")])
-    result = prepared.run("arroyo_export", JOB)
+    result = prepared.run("arroyo_export")
     assert not result.success
-    (failure,) = result.get_step_failure_events()
-    assert "table" in failure.step_failure_data.user_failure_data.description
-    (event,) = result.get_asset_materialization_events()
+    assert "1 of 1 pipeline failed: words/main: " in failure(result).description
+    assert "table" in failure(result).description
+    (event,) = materialized(result)
     assert event.asset_key == KEY
-    gone = prepared.run("arroyo_export", "words/other")
-    assert not gone.success
+    prepared.store.delete_many([one.path for one in prepared.store.list(JOB)])
+    gone = prepared.run("arroyo_export")
+    assert "there is no such job below the checkpoint URL" in failure(gone).description
 
 
-def test_the_schedule_requests_the_jobs_with_new_epochs_once(prepared: Any, tmp_path: Path) -> None:
+def test_the_schedule_requests_the_pipelines_with_new_epochs_once(
+    prepared: Any, tmp_path: Path
+) -> None:
     prepared.build(exports=[export(tmp_path, jobs="*/main")])
-
-    (request,) = prepared.due("arroyo_exports_schedule").run_requests
-    config = request.run_config["ops"]["arroyo_export_fleet_op"]["config"]
-    assert config["jobs"] == [JOB]
-    result = prepared.run("arroyo_export_fleet", run_config=request.run_config)
-    assert result.success
-    event = prepared.instance.get_latest_materialization_event(KEY)
-    assert event.asset_materialization.partition == JOB
-    assert "nothing due" in prepared.due("arroyo_exports_schedule").skip_message
+    (request,) = prepared.due("arroyo_export_schedule").run_requests
+    assert request.asset_selection == [KEY]
+    (event,) = materialized(prepared.launch_due("arroyo_export_schedule"))
+    assert event.asset_key == KEY
+    assert "nothing due" in prepared.due("arroyo_export_schedule").skip_message
 
 
 def test_what_cannot_be_an_export_is_refused(tmp_path: Path) -> None:
@@ -112,29 +119,25 @@ def test_what_cannot_be_an_export_is_refused(tmp_path: Path) -> None:
         TargetOptions(format="csv")
     twice = [export(tmp_path), export(tmp_path)]
     with pytest.raises(InputError, match="two exports have the same name"):
-        build_arroyo_definitions("/does/not/exist", exports=twice)
+        build_arroyo_definitions("/does/not/exist", options=ArroyoOptions(exports=twice))
 
 
-def test_the_component_builds_the_same_exports() -> None:
-    attributes = {
-        "checkpoint_url": "/does/not/exist",
-        "exports": [
-            {
-                "name": "rows",
-                "jobs": "shop/*",
-                "operator": "count",
-                "table": "counts",
-                "target": "s3://lake/{pipeline}/counts",
-                "format": "delta",
-                "epochs": "every",
-                "options": {"secret_access_key": {"env": "LAKE_SECRET"}},
-            }
-        ],
-        "schedules": {"exports": "@daily"},
+def test_the_component_builds_the_same_exports(tmp_path: Path) -> None:
+    run_word_job(open_store(str(tmp_path)), rows=8, sinks=0)
+    given = {
+        "name": "rows",
+        "jobs": "words/*",
+        "operator": "count",
+        "table": "counts",
+        "target": "s3://lake/{pipeline}/counts",
+        "format": "delta",
+        "epochs": "every",
+        "options": {"secret_access_key": {"env": "LAKE_SECRET"}},
     }
-    _, defs = load(attributes)
+    advanced = {"exports": [given], "schedules": {"exports": "@daily"}}
+    defs = of_yaml({"checkpoint_url": str(tmp_path), "advanced": advanced})
     (spec,) = (one for one in defs.resolve_all_asset_specs() if one.key == KEY)
     assert "`counts`" in (spec.description or "")
     assert spec.kinds >= {"arroyo", "deltalake"}
-    schedule = defs.resolve_schedule_def("arroyo_exports_schedule")
+    schedule = defs.resolve_schedule_def("arroyo_export_schedule")
     assert schedule.cron_schedule == "@daily"

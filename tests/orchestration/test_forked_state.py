@@ -310,11 +310,20 @@ def test_a_tick_is_skipped_while_the_job_is_not_stopped(
 def test_a_schedule_that_could_do_nothing_is_refused(forking: Forking) -> None:
     with pytest.raises(InputError, match="cannot approve"):
         forking.tick(STOPPED, approve="0815")
+    nightly = ForkConfig(**forking.config())
+    with pytest.raises(InputError, match="names no job"):
+        forking.deployed.build(fork=StateFork(nightly=nightly))
+
+
+@pytest.mark.parametrize(("job", "why"), [("words/main", "managed job"), ("no/job", "not know")])
+def test_a_tick_into_a_job_that_takes_no_state_says_why(
+    forking: Forking, job: str, why: str
+) -> None:
     run_word_job(forking.job.store)
     nightly = ForkConfig(**forking.config())
-    for job, why in (("words/main", "managed job"), ("", "names no job"), ("no/job", "know this")):
-        with pytest.raises(InputError, match=why):
-            forking.deployed.build(fork=StateFork(nightly=nightly, job=job))
+    forking.deployed.build(fork=StateFork(nightly=nightly, job=job))
+    with pytest.raises(dg.Failure, match=why):
+        forking.deployed.due("arroyo_fork_schedule")
 
 
 # ---- in a window ---------------------------------------------------------------------------------

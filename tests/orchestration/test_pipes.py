@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -23,11 +23,9 @@ from dagster._core.pipes.utils import (
     PipesTempFileMessageReader,
     open_pipes_session,
 )
-from dagster.components.testing import create_defs_folder_sandbox
 
-from arroyo_dagster import ArroyoStateComponent
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.pipes import (
     EXTERNAL_TAG,
     PipesRunner,
@@ -36,12 +34,14 @@ from arroyo_dagster.orchestration.pipes import (
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
+from arroyo_dagster.orchestration.serving import WAITING
 from arroyo_dagster.state.metadata.lease import lease, newest_lease
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.remote.open import open_store
 from tests.documentation import blocks
 from tests.jobs import run_word_job, state_of, word_job
-from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
+from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured
+from tests.orchestration.test_store_options import of_yaml
 
 PROJECT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "arroyo_dagster.cli.pipes"]
@@ -96,13 +96,6 @@ def root(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "checkpoints"))
 
 
-@pytest.fixture
-def instance(_shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstance]:
-    _shared_instance.add_dynamic_partitions("arroyo_jobs", [KEY])
-    yield _shared_instance
-    _shared_instance.delete_dynamic_partition("arroyo_jobs", KEY)
-
-
 def subprocess_runner(store: ArroyoStateStore, **changes: Any) -> PipesRunner:
     client = dg.PipesSubprocessClient(env={"PYTHONPATH": str(PROJECT)})
     given: dict[str, Any] = {"client": client, "arguments": {"command": SERVE}, **ALWAYS}
@@ -110,18 +103,17 @@ def subprocess_runner(store: ArroyoStateStore, **changes: Any) -> PipesRunner:
 
 
 def store_of(root: Path) -> ArroyoStateStore:
-    return ArroyoStateStore(checkpoint_url=str(root), catalogue_url=f"{root}-catalogue")
+    return ArroyoStateStore(checkpoint_url=str(root))
 
 
 def run(
     root: Path, instance: dg.DagsterInstance, job: str, config: Any, runner: MaintenanceRunner
 ) -> dg.ExecuteInProcessResult:
-    defs = build_arroyo_definitions(store_of(root), runner=runner)
+    defs = build_arroyo_definitions(
+        store_of(root), mode="maintain", options=ArroyoOptions(runner=runner)
+    )
     return defs.resolve_job_def(job).execute_in_process(
-        partition_key=KEY if "fleet" not in job else None,
-        run_config=config,
-        instance=instance,
-        raise_on_error=False,
+        run_config=config, instance=instance, raise_on_error=False
     )
 
 
@@ -130,16 +122,11 @@ def metadata_of(result: dg.ExecuteInProcessResult, asset: str) -> dict[str, Any]
     (event,) = (
         one
         for one in result.get_asset_materialization_events()
-        if one.asset_key == dg.AssetKey(["arroyo", asset])
+        if one.asset_key == dg.AssetKey(["arroyo", "words", "main", asset])
     )
     values = {name: one.value for name, one in event.materialization.metadata.items()}
     differ = ("duration", "arroyo/journal", "arroyo/plan", "engine")
     return {name: value for name, value in values.items() if name not in differ}
-
-
-def checks(result: dg.ExecuteInProcessResult) -> list[Any]:
-    found = result.get_asset_check_evaluations()
-    return sorted((one.check_name, one.passed, one.description) for one in found)
 
 
 def failure_of(result: dg.ExecuteInProcessResult) -> str:
@@ -168,7 +155,6 @@ def test_the_pages_of_a_run_elsewhere_are_those_of_a_run_here(
     there = run(root, instance, job, config, subprocess_runner(store_of(root)))
     assert there.success, failure_of(there)
     assert metadata_of(there, asset) == metadata_of(here, asset)
-    assert checks(there) == checks(here)
     after = state_of(open_store(str(root)), PIPELINE)
     assert {**after, "": before[""]} == before  # the epoch apart
     found = newest_lease(open_store(str(root)), PATHS.leases)
@@ -213,22 +199,18 @@ def test_an_error_elsewhere_is_the_failure_of_the_run(
     assert broken in failure_of(there)
 
 
-def test_a_lease_that_another_process_holds_skips_the_run(
+def test_a_lease_that_another_process_holds_lets_the_pipeline_wait(
     root: Path, instance: dg.DagsterInstance
 ) -> None:
+    config = configured(
+        "arroyo_compacted_state", policy="full", wait_seconds=0.0, lease_wait_seconds=0.0
+    )
     with lease(open_store(str(root)), PATHS, "another"):
-        config = {"policy": "full", "wait_seconds": 0.0, "lease_wait_seconds": 0.0}
-        there = run(
-            root,
-            instance,
-            "arroyo_compaction",
-            {"ops": {"arroyo_compacted_state": {"config": config}}},
-            subprocess_runner(store_of(root)),
-        )
-    assert there.success
-    found = instance.get_run_by_id(there.run_id)
-    assert found is not None
-    assert "(another)" in found.tags["arroyo/skipped"]
+        there = run(root, instance, "arroyo_compaction", config, subprocess_runner(store_of(root)))
+    assert there.success, failure_of(there)
+    (event,) = there.get_asset_observation_events()
+    observation = event.event_specific_data.asset_observation  # type: ignore[union-attr]
+    assert "(another)" in str(observation.metadata[WAITING].value)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +237,6 @@ def test_secrets_are_names_of_variables_that_the_process_resolves(
 ) -> None:
     store = ArroyoStateStore(
         checkpoint_url=str(root),
-        catalogue_url=f"{root}-catalogue",
         storage_options={"secret_access_key": dg.EnvVar("S3_SECRET")},
     )
     monkeypatch.setenv("S3_SECRET", "canary")
@@ -274,14 +255,14 @@ def test_secrets_are_names_of_variables_that_the_process_resolves(
 
 def test_only_the_approved_plan_is_executed(root: Path, instance: dg.DagsterInstance) -> None:
     """The process makes its own plan: an epoch that came meanwhile must not widen an approval."""
-    planned = {"keep_epochs": 3, "dry_run": True}
-    config = {"ops": {"arroyo_retained_epochs": {"config": planned}}}
+    config = configured("arroyo_retained_epochs", keep_epochs=3, dry_run=True)
     (event,) = run(
         root, instance, "arroyo_gc", config, InProcessRunner()
-    ).get_asset_materialization_events()
-    plan = event.materialization.metadata["arroyo/plan"].value
+    ).get_asset_observation_events()
+    observation = event.event_specific_data.asset_observation  # type: ignore[union-attr]
+    plan = observation.metadata["arroyo/plan"].value
     approved = {"keep_epochs": 3, "dry_run": False, "approved_plan": plan}
-    config = {"ops": {"arroyo_retained_epochs": {"config": approved}}}
+    config = configured("arroyo_retained_epochs", **approved)
     late = [sys.executable, "-c", _MORE_EPOCHS.format(root=str(root))]
     runner = subprocess_runner(store_of(root), arguments={"command": late})
     before = [one.path for one in open_store(str(root)).list(KEY) if "/data/" in one.path]
@@ -301,16 +282,15 @@ serve()
 """
 
 
-def test_a_batch_serves_its_jobs_elsewhere_one_after_the_other(
+def test_a_batch_serves_its_pipelines_elsewhere_one_after_the_other(
     root: Path, instance: dg.DagsterInstance
 ) -> None:
-    config = {"jobs": [KEY], "settings": {"policy": "full", "wait_seconds": 0.0}}
-    ops = {"ops": {"arroyo_compaction_fleet_op": {"config": config}}}
+    run_word_job(open_store(str(root)), **JOB, job="other", max_epochs=8)
     runner = subprocess_runner(store_of(root))
-    there = run(root, instance, "arroyo_compaction_fleet", ops, runner)
+    there = run(root, instance, "arroyo_compaction", COMPACT, runner)
     assert there.success, failure_of(there)
-    (event,) = there.get_asset_materialization_events()
-    assert event.partition == KEY
+    events = there.get_asset_materialization_events()
+    assert [one.asset_key.path[-2] for one in events if one.asset_key] == ["main", "other"]
     assert verify_job(open_store(str(root)), PATHS).passed
 
 
@@ -344,21 +324,15 @@ def interrupt_when(there: Any) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("job", ["arroyo_compaction", "arroyo_compaction_fleet"])
 def test_ending_a_run_ends_the_process_which_gives_its_lease_back(
-    root: Path, instance: dg.DagsterInstance, job: str
+    root: Path, instance: dg.DagsterInstance
 ) -> None:
     marker = f"held-{root.parent.name}"
     script = root.parent / f"{marker}.py"
     script.write_text(_HELD)
     runner = subprocess_runner(store_of(root), arguments={"command": [sys.executable, str(script)]})
-    settings = {"policy": "full", "wait_seconds": 0.0}
-    config: Any = {"ops": {"arroyo_compacted_state": {"config": settings}}}
-    if job.endswith("fleet"):
-        given = {"jobs": [KEY], "settings": settings}
-        config = {"ops": {"arroyo_compaction_fleet_op": {"config": given}}}
     thread = interrupt_when(lambda: (script.parent / "held").exists())
-    done = run(root, instance, job, config, runner)
+    done = run(root, instance, "arroyo_compaction", COMPACT, runner)
     thread.join()
     assert not done.success
     assert "DagsterExecutionInterruptedError" in failure_of(done)
@@ -440,15 +414,9 @@ def test_the_component_takes_a_client_of_the_project(
 
 def runner_of(folder: Path, spark: Any) -> Any:
     """The runner of a component with these settings of Spark."""
-    attributes = {"checkpoint_url": f"{folder}/checkpoints", "spark": spark}
-    given = {"type": "arroyo_dagster.ArroyoStateComponent", "attributes": attributes}
-    with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
-        with sandbox.load_component_and_build_defs(path) as (component, defs):
-            dg.Definitions.validate_loadable(defs)
-            assert isinstance(component, ArroyoStateComponent)
-            store = component._store()
-            return component.spark.runner(component.spark.session(), "spark", store)
+    defs = of_yaml({"checkpoint_url": f"{folder}/checkpoints", "advanced": {"spark": spark}})
+    assert defs.resources is not None
+    return defs.resources["arroyo_runner"]
 
 
 class AnyModule(ModuleType):

@@ -13,10 +13,18 @@ from arroyo_dagster import redaction
 from arroyo_dagster.orchestration import failures
 from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import (
+    ArroyoOptions,
+    MaintenanceOptions,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, OrphansConfig
+from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
+from arroyo_dagster.state.planning.exports import TableExport
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.remote import obstore_options
 from tests.jobs import run_word_job
@@ -25,9 +33,12 @@ from tests.secrets import CANARY, assert_no_canary
 from tests.shares import all_but
 
 KEY = "words/main"
+EXPORT = TableExport(
+    name="rows", jobs="*", operator="keep", table="rows", target="memory://secrets-of-exports"
+)
 CONFIG = {
-    "arroyo_maintenance_window": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}},
-    "arroyo_forget_job": {"ops": {"arroyo_forget_job_op": {"config": {"job": KEY}}}},
+    "arroyo_windows": {"ops": {"arroyo_window": {"config": {"jobs": [KEY]}}}},
+    "arroyo_fork": {"ops": {"arroyo_forked_state": {"config": {"source": KEY}}}},
 }
 
 # Their names say nothing of secrets: what is hidden is not hidden for the name of a variable.
@@ -46,6 +57,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, retries_at_once: None) -> None:
     monkeypatch.setattr(redaction, "_KNOWN", set())
     monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
     monkeypatch.setattr(failures, "MAX_RETRIES", 1)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
 
@@ -63,9 +75,7 @@ def _resource(situation: str, port: int) -> ArroyoStateStore:
         "session_token": dg.EnvVar("CANARY_SENT"),
         "region": "here",
     }
-    catalogue = MemoryStore(f"secrets-{situation}-catalogue").url
     shared: dict[str, Any] = {
-        "catalogue_url": catalogue,
         "arroyo_api_url": f"http://127.0.0.1:{port}",
         "arroyo_api_token": dg.EnvVar("CANARY_SENT"),
     }
@@ -90,14 +100,27 @@ def _resource(situation: str, port: int) -> ArroyoStateStore:
     )
 
 
-def _definitions(resource: ArroyoStateStore) -> dg.Definitions:
+def _definitions(resource: ArroyoStateStore, *, listed: bool = False) -> dg.Definitions:
+    """The definitions of the pipelines that a listing finds, or of those of an earlier one."""
+    pipelines = PipelineList(
+        "s3://of/the-list",
+        (
+            Pipeline(KEY, ("words", "main"), managed=True),
+            Pipeline("words/other", ("words", "other"), managed=False),
+        ),
+    )
     return build_arroyo_definitions(
         resource,
-        runner=InProcessRunner(),
-        compaction_sensor=True,
-        dataflows=[DATAFLOW],
-        window=MaintenanceWindow(jobs=[KEY], between="00:00-23:59"),
-        directory=ArroyoDirectory(),
+        pipelines=pipelines if listed else None,
+        mode="maintain",
+        options=ArroyoOptions(
+            runner=InProcessRunner(),
+            dataflows=[DATAFLOW],
+            window=MaintenanceWindow(jobs=[KEY], between="00:00-23:59"),
+            fork=StateFork(nightly=ForkConfig(source=KEY), job="words/other"),
+            exports=[EXPORT],
+            maintenance=MaintenanceOptions(orphans=OrphansConfig(), dead_jobs=DeadJobsConfig()),
+        ),
     )
 
 
@@ -109,17 +132,19 @@ def test_nothing_that_dagster_stores_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_word_job(MemoryStore("secrets-of-dagster"), rows=8, sinks=0, keep_epochs=None)
-    defs = _definitions(_resource(situation, echo))
+    defs = _definitions(_resource(situation, echo), listed=True)
+    found = _definitions(_resource(situation, echo))
     instance = dg.DagsterInstance.ephemeral()
-    instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    jobs = [*defs.resolve_all_job_defs(), found.resolve_job_def("arroyo_fleet")]
     ran = 0
-    for job in defs.resolve_all_job_defs():
+    for job in jobs:
         if job.name.startswith("__"):
             continue
-        partition = KEY if job.partitions_def is not None else None
+        # A fork changes one pipeline.
+        other = [dg.AssetKey(["arroyo", "words", "other", "forked_state"])]
         result = job.execute_in_process(
             instance=instance,
-            partition_key=partition,
+            asset_selection=other if job.name == "arroyo_fork" else None,
             run_config=CONFIG.get(job.name),
             raise_on_error=False,
         )
@@ -129,7 +154,7 @@ def test_nothing_that_dagster_stores_repeats_a_secret(
         run = instance.get_run_by_id(result.run_id)
         assert run is not None
         assert_no_canary(serialize_value(run))
-    assert ran > 5
+    assert ran > 9
     assert_no_canary(caplog.text)
 
 
@@ -138,7 +163,7 @@ def test_no_sensor_and_no_schedule_repeats_a_secret(
     situation: str, echo: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_word_job(MemoryStore("secrets-of-dagster"), rows=8, sinks=0, keep_epochs=None)
-    defs = _definitions(_resource(situation, echo))
+    defs = _definitions(_resource(situation, echo), listed=True)
     repository = defs.get_repository_def()
     instance = dg.DagsterInstance.ephemeral()
     for sensor in repository.sensor_defs:

@@ -22,16 +22,14 @@ from tests.journeys.test_secrets import QUICK, SENT, echoing
 from tests.orchestration.terminating import events_of
 from tests.secrets import CANARY, assert_no_canary
 
-KEY = "words/main"
 SECRETS = {
     "CANARY_S3": CANARY,
     "CANARY_SESSION": SENT,
     "CANARY_API": SENT,
-    "CANARY_CATALOGUE": CANARY,
     "CANARY_SPARK": CANARY,
     "CANARY_REMOTE": f"sc://somewhere:15002/;token={SENT}",
 }
-ASKED_JOBS = ("arroyo_refresh", "arroyo_fleet", "arroyo_compaction")
+ASKED_JOBS = ("arroyo_verify", "arroyo_fleet", "arroyo_compaction")
 
 # What showed secrets once, and what it shows now.
 PAGES = {
@@ -39,9 +37,9 @@ PAGES = {
     "allTopLevelResourceDetailsOrError": "CANARY_S3",
     "resourcesOrError": "CANARY_S3",
     "runConfigSchemaOrError": "CANARY_S3",
-    "pipelineSnapshotOrError": '"name": "arroyo_refresh"',
+    "pipelineSnapshotOrError": '"name": "arroyo_verify"',
     "runOrError": "eventConnection",
-    "logsForRun": "arroyo_catalog",
+    "logsForRun": "arroyo_verify",
     "sensorOrError": "arroyo_checkpoint_sensor",
 }
 
@@ -51,19 +49,21 @@ from arroyo_dagster.orchestration.component import ArroyoStateComponent
 
 defs = dg.build_defs_for_component(ArroyoStateComponent.resolve_from_yaml('''
 checkpoint_url: {url}
-catalogue_url: {catalogue}
 storage_options:
   region: here
   access_key_id: somebody
   secret_access_key: {s3}
   client_kwargs: {{aws_session_token: {session}}}
-maintenance: {{engine: in-process}}
+mode: maintain
+advanced: {{maintenance: {{engine: in-process}}}}
 '''))
 """
 PYTHON = """
 import dagster as dg
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration import MaintenanceOptions, OrphansConfig
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 
 defs = build_arroyo_definitions(
@@ -77,28 +77,29 @@ defs = build_arroyo_definitions(
         }},
         arroyo_api_url="http://127.0.0.1:9",
         arroyo_api_token=dg.EnvVar("CANARY_API"),
-        catalogue_url="{catalogue}",
-        catalogue_options={{"secret": dg.EnvVar("CANARY_CATALOGUE")}},
     ),
-    spark=SparkSessionResource(
-        conf={{"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("CANARY_SPARK")}},
-        remote_url=dg.EnvVar("CANARY_REMOTE"),
+    mode="maintain",
+    pipelines=PipelineList("s3://list", (Pipeline("words/main", ("words", "main"), managed=True),)),
+    options=ArroyoOptions(
+        spark=SparkSessionResource(
+            conf={{"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("CANARY_SPARK")}},
+            remote_url=dg.EnvVar("CANARY_REMOTE"),
+        ),
+        directory=ArroyoDirectory(api_url="http://127.0.0.1:9", api_token=dg.EnvVar("CANARY_API")),
+        maintenance=MaintenanceOptions(orphans=OrphansConfig()),
     ),
-    directory=ArroyoDirectory(api_url="http://127.0.0.1:9", api_token=dg.EnvVar("CANARY_API")),
 )
 """
 
 
 def _definitions(way: str, url: str) -> str:
-    # One each: a catalogue of another checkpoint URL is refused, and nothing else happens then.
-    catalogue = f"memory://canaries-{zlib.crc32(url.encode())}"
     if way == "python":
-        return PYTHON.format(url=url, catalogue=catalogue)
+        return PYTHON.format(url=url)
     if way == "template":
         names = {"s3": "'{{ env.CANARY_S3 }}'", "session": "\"{{ env('CANARY_SESSION') }}\""}
     else:
         names = {"s3": "{env: CANARY_S3}", "session": "{env: CANARY_SESSION}"}
-    return COMPONENT.format(url=url, catalogue=catalogue, **names)
+    return COMPONENT.format(url=url, **names)
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +107,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, retries_at_once: None) -> None:
     monkeypatch.setattr(redaction, "_KNOWN", set())
     monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
     monkeypatch.setattr(failures, "MAX_RETRIES", 0)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
 
@@ -157,7 +159,7 @@ def test_a_step_that_is_retried_tells_no_secret(
     file = tmp_path / "canaries.py"
     with echoing(status=503) as port, dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
         file.write_text(_definitions("python", f"s3::http://127.0.0.1:{port}/bucket/k"))
-        run = _ran(instance, file, ASKED_JOBS[:1])
+        run = _ran(instance, file, ["arroyo_orphans_gc"])
         assert {"STEP_UP_FOR_RETRY", "STEP_RESTARTED"} <= set(events_of(instance, run))
         with served(instance, file) as context:
             told = dict(answers(context, _arguments(run), ("logsForRun", "runOrError")))
@@ -170,14 +172,10 @@ def _ran(instance: dg.DagsterInstance, file: Path, jobs: Sequence[str] = ASKED_J
     import runpy
 
     defs = runpy.run_path(str(file))["defs"]
-    instance.add_dynamic_partitions("arroyo_jobs", [KEY])
     found = ""
     for name in jobs:
         job = defs.resolve_job_def(name)
-        partition = KEY if job.partitions_def is not None else None
-        result = job.execute_in_process(
-            instance=instance, partition_key=partition, raise_on_error=False
-        )
+        result = job.execute_in_process(instance=instance, raise_on_error=False)
         found = found or result.run_id
     return found
 
@@ -185,7 +183,7 @@ def _ran(instance: dg.DagsterInstance, file: Path, jobs: Sequence[str] = ASKED_J
 def _arguments(run_id: str) -> dict[str, Any]:
     job = {**REPOSITORY, "pipelineName": ASKED_JOBS[0], "jobName": ASKED_JOBS[0]}
     del job["jobName"]
-    key = {"path": ["arroyo", "epoch_catalog"]}
+    key = {"path": ["arroyo", "words", "main", "checkpoint"]}
     return {
         "repositorySelector": REPOSITORY,
         "repositoryID": "",
@@ -197,7 +195,7 @@ def _arguments(run_id: str) -> dict[str, Any]:
         "selector": job,
         "mode": "default",
         "pipelineName": ASKED_JOBS[0],
-        "scheduleSelector": {**REPOSITORY, "scheduleName": "arroyo_refresh_schedule"},
+        "scheduleSelector": {**REPOSITORY, "scheduleName": "arroyo_verify_schedule"},
         "sensorSelector": {**REPOSITORY, "sensorName": "arroyo_checkpoint_sensor"},
         "instigationSelector": {**REPOSITORY, "name": "arroyo_checkpoint_sensor"},
         "resourceSelector": {**REPOSITORY, "resourceName": "arroyo_store"},
@@ -206,7 +204,7 @@ def _arguments(run_id: str) -> dict[str, Any]:
         "view": Word("ROOTS"),
         "assetKey": key,
         "assetKeys": [key],
-        "logKey": [run_id, "compute_logs", "arroyo_catalog"],
+        "logKey": [run_id, "compute_logs", "arroyo_verify"],
         "pipelineSnapshotOrError.activePipelineSelector": job,
         "tags": [],
     }

@@ -7,11 +7,15 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.definitions_load_context import (
+    DefinitionsLoadContext,
+    DefinitionsLoadType,
+)
 from dagster.components.testing import create_defs_folder_sandbox
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.secrets import NamedSecrets
@@ -40,11 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 def _store(name: str, **options: Any) -> ArroyoStateStore:
     Written(MemoryStore(name), protocol_job("words")).epochs(2)
-    return ArroyoStateStore(
-        checkpoint_url=f"memory://{name}",
-        catalogue_url=f"memory://{name}-catalogue",
-        storage_options=options,
-    )
+    return ArroyoStateStore(checkpoint_url=f"memory://{name}", storage_options=options)
 
 
 OPTIONS = {
@@ -67,28 +67,25 @@ def test_variables_reach_the_client_in_a_run_in_a_sensor_and_in_a_schedule(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
 ) -> None:
     store = _store("options-of-a-run", **OPTIONS)
-    defs = build_arroyo_definitions(store)  # before the variables are set: nothing is looked up
+    defs = build_arroyo_definitions(store)  # before the variables are set: nothing is listed
     monkeypatch.setenv("STORE_SECRET", "hidden-enough")
     monkeypatch.setenv("STORE_RETRIES", "3")
-    instance.add_dynamic_partitions("arroyo_jobs", [KEY])
     repository = defs.get_repository_def()
+    opened.clear()
 
-    job = defs.resolve_job_def("arroyo_refresh")
-    assert job.execute_in_process(instance=instance, partition_key=KEY).success
+    assert defs.resolve_job_def("arroyo_verify").execute_in_process(instance=instance).success
     assert WANTED in opened
     opened.clear()
     sensor = defs.resolve_sensor_def("arroyo_checkpoint_sensor")
     with dg.build_sensor_context(
-        instance_ref=instance.get_ref(), definitions=defs, resources={"arroyo_store": store}
+        instance=instance, definitions=defs, resources=defs.resources
     ) as sensed:
-        assert sensor.evaluate_tick(sensed).asset_events
+        sensor.evaluate_tick(sensed)
     assert WANTED in opened
     opened.clear()
-    schedule = repository.get_schedule_def("arroyo_refresh_schedule")
+    schedule = repository.get_schedule_def("arroyo_verify_schedule")
     with dg.build_schedule_context(
-        instance_ref=instance.get_ref(),
-        repository_def=repository,
-        resources={"arroyo_store": store},
+        instance=instance, repository_def=repository, resources=defs.resources
     ) as due:
         schedule.evaluate_tick(due)
     assert WANTED in opened
@@ -112,7 +109,7 @@ REFUSED: list[tuple[str, Any]] = [
         {"storage_options": {"client_kwargs": {"aws_secret_access_key": CANARY}}},
     ),
     ("storage_options.endpoint", {"storage_options": {"endpoint": "http://u:KNRsecret@h:9"}}),
-    ("catalogue_options.account_key", {"catalogue_options": {"account_key": CANARY}}),
+    ("delete_options.account_key", {"delete_options": {"account_key": CANARY}}),
     ("arroyo_api_token", {"arroyo_api_token": CANARY}),
     ("arroyo_api_url", {"arroyo_api_url": "http://user:KNRsecret@127.0.0.1:5115"}),
     ("arroyo_database", {"arroyo_database": "postgresql://arroyo:KNRsecret@host/arroyo"}),
@@ -177,20 +174,28 @@ def test_what_is_no_secret_is_not_refused() -> None:
 
 @pytest.mark.parametrize(
     ("field", "close"),
-    [("storage_options", "region"), ("delete_options", "region"), ("catalogue_options", "region")],
+    [("storage_options", "region"), ("delete_options", "region")],
 )
 def test_an_option_that_no_client_knows_is_found_when_definitions_load(
     field: str, close: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "open_store", None)
     options: dict[str, Any] = {"regoin": "here", "secret_access_key": dg.EnvVar("NOT_SET")}
-    store = ArroyoStateStore(
-        checkpoint_url="s3://bucket/key", catalogue_url="s3://other/key", **{field: options}
-    )
+    store = ArroyoStateStore(checkpoint_url="s3://bucket/key", **{field: options})
     with pytest.raises(InputError, match="obstore has no such option: regoin") as refused:
         build_arroyo_definitions(store).get_repository_def()
     assert refused.value.facts["field"] == field
     assert refused.value.next_step == f"did you mean {close}?"
+
+
+def test_secrets_of_resources_within_resources_are_names_as_well(
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance
+) -> None:
+    """Dagster makes the definition of a runner again, with the values that its session has."""
+    monkeypatch.setenv("SPARK_SECRET", CANARY)
+    session = SparkSessionResource(conf={"fs.s3a.secret.key": dg.EnvVar("SPARK_SECRET")})
+    defs = build_arroyo_definitions(_store("options-nested"), options=ArroyoOptions(spark=session))
+    assert defs.resolve_job_def("arroyo_fleet").execute_in_process(instance=instance).success
 
 
 def test_fields_for_the_launchpad_hold_no_secret_either() -> None:
@@ -201,9 +206,8 @@ def test_fields_for_the_launchpad_hold_no_secret_either() -> None:
 
 def test_a_run_that_was_given_a_secret_in_the_launchpad_fails_and_says_so() -> None:
     defs = build_arroyo_definitions(_store("options-typed", region="here"))
-    urls = {"checkpoint_url": "memory://options-typed", "catalogue_url": "memory://options-typed-c"}
     for options, fails in (({"token": "KNRtyped"}, True), ({"token": {"env": "HOME"}}, False)):
-        config = {**urls, "storage_options": options}
+        config = {"checkpoint_url": "memory://options-typed", "storage_options": options}
         result = defs.resolve_job_def("arroyo_fleet").execute_in_process(
             instance=dg.DagsterInstance.ephemeral(),
             run_config={"resources": {"arroyo_store": {"config": config}}},
@@ -220,16 +224,14 @@ def test_a_run_that_was_given_a_secret_in_the_launchpad_fails_and_says_so() -> N
 # ---- the component -------------------------------------------------------------------------------
 
 
-def _of_yaml(attributes: dict[str, Any]) -> dg.Definitions:
-    with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(
-            ArroyoStateComponent,
-            defs_yaml_contents={
-                "type": "arroyo_dagster.ArroyoStateComponent",
-                "attributes": {"checkpoint_url": "memory://of-yaml", **attributes},
-            },
-        )
-        with sandbox.load_component_and_build_defs(path) as (_, defs):
+def of_yaml(attributes: dict[str, Any]) -> dg.Definitions:
+    """The definitions of a component, as a code server that starts loads them."""
+    given = {"type": "arroyo_dagster.ArroyoStateComponent"}
+    given["attributes"] = {"checkpoint_url": "memory://of-yaml", **attributes}  # type: ignore[assignment]
+    starts = DefinitionsLoadContext(DefinitionsLoadType.INITIALIZATION)
+    with create_defs_folder_sandbox() as sandbox, DefinitionsLoadContext.scoped(starts):
+        sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
+        with sandbox.build_all_defs() as defs:
             defs.get_repository_def()
             return defs
 
@@ -239,7 +241,7 @@ def test_yaml_names_variables_in_three_ways(
 ) -> None:
     for number in (1, 2, 3):
         monkeypatch.setenv(f"KEY_{number}", f"{number}{number}")
-    defs = _of_yaml(
+    defs = of_yaml(
         {
             "storage_options": {
                 "secret_access_key": {"env": "KEY_1"},
@@ -248,11 +250,12 @@ def test_yaml_names_variables_in_three_ways(
                 "region": "{{ 'eu' }}-central-1",
                 "max_retries": 3,
             },
-            "catalogue_options": {"secret": "{{ env.KEY_1 }}"},
+            "delete_options": {"secret": "{{ env.KEY_1 }}"},
             "arroyo_api_token": {"env": "KEY_2"},
             "arroyo_database": "{{ env.KEY_3 }}",
         }
     )
+    opened.clear()  # the listing has opened it as well
     with dg.build_resources({"store": defs.resources["arroyo_store"]}) as built:  # type: ignore[index]
         built.store.writable()
         assert built.store.arroyo_api_token == "22"
@@ -273,7 +276,7 @@ def test_yaml_names_variables_in_three_ways(
 )
 def test_a_secret_that_stands_in_the_yaml_is_refused(key: str) -> None:
     with pytest.raises(Exception) as refused:
-        _of_yaml({"storage_options": {"secret_access_key": key}})
+        of_yaml({"storage_options": {"secret_access_key": key}})
     # Dagster shows the whole traceback on the page of the code location.
     text = "".join(traceback.format_exception(refused.value))
     assert "{env: NAME}" in text

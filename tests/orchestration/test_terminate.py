@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,8 @@ def root(written: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def terminator(_shared_instance: dg.DagsterInstance) -> Iterator[Terminator]:
-    _shared_instance.add_dynamic_partitions("arroyo_jobs", [KEY])
-    yield Terminator(_shared_instance)
-    _shared_instance.delete_dynamic_partition("arroyo_jobs", KEY)
+def terminator(_shared_instance: dg.DagsterInstance) -> Terminator:
+    return Terminator(_shared_instance)
 
 
 def assert_ended_for_good(instance: dg.DagsterInstance, run_id: str, status: str) -> None:
@@ -86,17 +83,12 @@ def assert_free_and_clean(store: ObjectStore) -> None:
 
 
 def next_run(terminator: Terminator, root: Path, job: str) -> dg.ExecuteInProcessResult:
-    store = ArroyoStateStore(checkpoint_url=str(root), catalogue_url=str(root.parent / "catalogue"))
-    return (
-        definitions(store)
-        .resolve_job_def(job)
-        .execute_in_process(instance=terminator.instance, partition_key=KEY, run_config=CONFIG[job])
-    )
+    found = definitions(ArroyoStateStore(checkpoint_url=str(root)), KEY).resolve_job_def(job)
+    return found.execute_in_process(instance=terminator.instance, run_config=CONFIG[job])
 
 
 def terminate(terminator: Terminator, root: Path, job: str, phase: Phase, **options: Any) -> str:
-    catalogue = str(root.parent / "catalogue")
-    return terminator.terminated(str(root), catalogue, job, KEY, CONFIG[job], phase, **options)
+    return terminator.terminated(str(root), job, CONFIG[job], phase, **options)
 
 
 def state(store: ObjectStore) -> dict[str, Any]:

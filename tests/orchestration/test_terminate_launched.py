@@ -11,19 +11,18 @@ import pytest
 
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.ids import JobId, PipelineId
-from arroyo_dagster.state.model.layout import JobPaths, is_compacted
+from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state.operations.catalog.jobs import paths_of
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import run_word_job, state_of, word_job
-from tests.orchestration.launching import Webserver, webserver
-from tests.orchestration.results import JOB
+from tests.orchestration.launching import ROOTS, Webserver, webserver
+from tests.orchestration.results import JOB, configured
 from tests.orchestration.terminating import Phase, events_of
 from tests.shares import all_but
 
-JOBS = [JobPaths(JobId(name), PipelineId("words")) for name in ("a", "b", "c")]
-KEYS = [paths.root for paths in JOBS]
+JOBS = [paths_of(root) for root in ROOTS]
 MERGING = Phase("put", "words/b/.*-compacted$", 2, done=True)
 DELETING = Phase("delete_many", "words/b/.*table-", done=True)
 MONITORING = {"run_monitoring": {"enabled": True, "poll_interval_seconds": 1}}
@@ -33,7 +32,6 @@ MONITORING = {"run_monitoring": {"enabled": True, "poll_interval_seconds": 1}}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webserver]:
     folder = tmp_path_factory.mktemp("launched")
     with webserver(folder, MONITORING) as found:
-        found.instance.add_dynamic_partitions("arroyo_jobs", KEYS)
         yield found
 
 
@@ -48,9 +46,8 @@ def store(server: Webserver) -> ObjectStore:
     return found
 
 
-def batch(kind: str, *, parallel_jobs: int = 1, **settings: Any) -> dict[str, Any]:
-    config = {"jobs": KEYS, "parallel_jobs": parallel_jobs, "settings": settings}
-    return {"ops": {f"arroyo_{kind}_fleet_op": {"config": config}}}
+def batch(table: str, *, parallel_jobs: int = 1, **settings: Any) -> dict[str, Any]:
+    return configured(f"arroyo_{table}", parallel_jobs=parallel_jobs, **settings)
 
 
 def assert_free_and_clean(store: ObjectStore) -> None:
@@ -72,16 +69,17 @@ def compacted(store: ObjectStore) -> list[bool]:
     return [any(map(is_compacted, ParquetBackend(store, paths).load().paths)) for paths in JOBS]
 
 
-def partitions(server: Webserver, run: str) -> set[str | None]:
-    """The jobs that a run told of."""
+def materialized(server: Webserver, run: str) -> set[str]:
+    """The pipelines that a run told of."""
     logs = [entry.dagster_event for entry in server.instance.all_logs(run)]
-    return {one.partition for one in logs if one and one.is_step_materialization}
+    events = [one for one in logs if one and one.is_step_materialization]
+    return {"/".join(one.asset_key.path[1:-1]) for one in events if one.asset_key}
 
 
 def launched(server: Webserver, kind: str, config: Any, phase: Phase, how: str) -> str:
     """Launch a batch and end it at a phase; its id."""
     tags = {} if how == "terminate" else {"max_runtime": "1"}
-    with server.held(f"arroyo_{kind}_fleet", config, phase, **tags) as run:
+    with server.held(f"arroyo_{kind}", config, phase, **tags) as run:
         if how == "terminate":
             server.terminate(run)
         else:
@@ -101,14 +99,14 @@ def test_a_batch_of_compactions_is_ended_for_good(
     before = states(store)
     # Two at the same time, the other may be done or not; the last one never begins.
     parallel = 2 if how == "terminate" else 1
-    config = batch("compaction", parallel_jobs=parallel, policy="full", wait_seconds=0.0)
+    config = batch("compacted_state", parallel_jobs=parallel, policy="full", wait_seconds=0.0)
     run = launched(server, "compaction", config, MERGING, how)
     assert_free_and_clean(store)
     done = compacted(store)
     assert done[1:] == [False, False]
     assert done[0] or parallel == 2
-    assert partitions(server, run) == {key for key, one in zip(KEYS, done, strict=True) if one}
-    assert server.here("arroyo_compaction_fleet", config).success
+    assert materialized(server, run) == {key for key, one in zip(ROOTS, done, strict=True) if one}
+    assert server.here("arroyo_compaction", config).success
     assert compacted(store) == [True, True, True]
     assert_free_and_clean(store)
     assert states(store) == before
@@ -119,15 +117,15 @@ def test_a_batch_of_expiries_is_ended_for_good(
     following: str, server: Webserver, store: ObjectStore
 ) -> None:
     before = states(store)
-    config = batch("gc", keep_epochs=3, dry_run=False)
+    config = batch("retained_epochs", keep_epochs=3, dry_run=False)
     launched(server, "gc", config, DELETING, "terminate")
     assert_free_and_clean(store)
     assert ParquetBackend(store, JOBS[0]).epochs() == [6, 7, 8]
     assert ParquetBackend(store, JOBS[2]).epochs() == list(range(1, 9))
     if following == "here":
-        assert server.here("arroyo_gc_fleet", config).success
+        assert server.here("arroyo_gc", config).success
     else:
-        assert server.ended(server.launch("arroyo_gc_fleet", config)).is_success
+        assert server.ended(server.launch("arroyo_gc", config)).is_success
     for paths in JOBS:
         assert ParquetBackend(store, paths).epochs() == [6, 7, 8]
     assert_free_and_clean(store)

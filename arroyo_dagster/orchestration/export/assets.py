@@ -14,12 +14,7 @@ from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import resolve_variables
 from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, serve
-from arroyo_dagster.orchestration.translator import (
-    CHECKPOINT,
-    EXPORTED_STATE,
-    Names,
-    in_layers,
-)
+from arroyo_dagster.orchestration.translator import CHECKPOINT, EXPORTED_STATE, Names, in_layers
 from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.units import format_bytes
@@ -53,20 +48,24 @@ def build_exports(
         InputError: two exports have the same name.
     """
     if len({one.name for one in exports}) < len(exports):
-        names_of = sorted(one.name for one in exports)
-        raise InputError("two exports have the same name", exports=names_of)
-    covered = [
-        (pipeline, export)
+        given = sorted(one.name for one in exports)
+        raise InputError("two exports have the same name", exports=given)
+    covered = {
+        pipeline: [one for one in exports if one.covers(pipeline.paths)]
         for pipeline in names.pipelines.pipelines
-        for export in exports
-        if export.covers(pipeline.paths)
-    ]
-    specs = [(pipeline, _spec(names, pipeline, one, graphs)) for pipeline, one in covered]
-    by_key = {spec.key: one for (_, spec), one in zip(specs, covered, strict=True)}
+    }
+    covered = {pipeline: found for pipeline, found in covered.items() if found}
+    specs, by_key = list[tuple[Pipeline, dg.AssetSpec]](), dict[dg.AssetKey, TableExport]()
+    for pipeline, found in covered.items():
+        for export in found:
+            deps = [names.key(CHECKPOINT, pipeline), *_states(pipeline, export, graphs)]
+            spec = names.spec(EXPORTED_STATE, pipeline, deps=deps, export=export)
+            specs.append((pipeline, spec.replace_attributes(skippable=True)))
+            by_key[spec.key] = export
     assets = in_layers(
         names.name("arroyo_exported_state"),
         specs,
-        lambda op, layer: _assets(names, op, [spec for _, spec in layer], by_key, private),
+        lambda op, layer: _assets(names, op, layer, by_key, private),
     )
     if not assets:
         return dg.Definitions()
@@ -77,40 +76,59 @@ def build_exports(
         executor_def=dg.in_process_executor,
         run_tags=BACKGROUND_TAGS,
     )
-    pipelines = list(dict.fromkeys(pipeline for pipeline, _ in covered))
-
-    def due(tools: Tools, instance: dg.DagsterInstance) -> list[Pipeline]:
-        return exports_due(pipelines, exports, tools)
-
-    def request(due: Sequence[Pipeline]) -> dg.RunRequest:
-        return dg.RunRequest(asset_selection=[k for k, (one, _) in by_key.items() if one in due])
-
     schedule = due_schedule(
-        names, job, cron, due=due, request=request, timezone=timezone, running=running
+        names,
+        job,
+        cron,
+        due=lambda tools, instance: _due(covered, tools),
+        request=lambda due: dg.RunRequest(
+            asset_selection=[spec.key for pipeline, spec in specs if pipeline in due]
+        ),
+        timezone=timezone,
+        running=running,
     )
     return dg.Definitions(assets=assets, jobs=[job], schedules=[schedule])
+
+
+def _states(
+    pipeline: Pipeline, export: TableExport, graphs: Sequence[SdfGraph]
+) -> Iterator[dg.AssetKey]:
+    """Yield the assets of the states that are exported."""
+    for graph in graphs:
+        for state in graph.owned:
+            paths = JobPaths(JobId(state.owner), graph.dataflow.pipeline)
+            if paths == pipeline.paths and export.table == state.name:
+                yield graph.key_of(state)
 
 
 def _assets(
     names: Names,
     op: str,
-    specs: Sequence[dg.AssetSpec],
-    by_key: Mapping[dg.AssetKey, tuple[Pipeline, TableExport]],
+    layer: Sequence[tuple[Pipeline, dg.AssetSpec]],
+    by_key: Mapping[dg.AssetKey, TableExport],
     private: PrivateColumns,
 ) -> dg.AssetsDefinition:
-    @dg.multi_asset(name=op, specs=specs, can_subset=True, required_resource_keys=names.resources)
+    @dg.multi_asset(
+        name=op,
+        specs=[spec for _, spec in layer],
+        can_subset=True,
+        required_resource_keys=names.resources,
+    )
     def exported_state(context: dg.AssetExecutionContext, config: BoundsConfig) -> Any:
         wanted: dict[Pipeline, list[dg.AssetKey]] = {}
-        for key in sorted(context.selected_asset_keys):
-            wanted.setdefault(by_key[key][0], []).append(key)
+        for pipeline, spec in layer:
+            if spec.key in context.selected_asset_keys:
+                wanted.setdefault(pipeline, []).append(spec.key)
 
         def work(turn: Turn) -> Iterator[Any]:
-            job = _opened(turn.tools.store, turn.pipeline.paths, private)
+            from arroyo_dagster.state.operations.export.tables import run_export
+
+            job = _open(turn.tools.store, turn.pipeline.paths, private)
             failed: list[ArroyoStateError] = []
             for key in wanted[turn.pipeline]:
-                export = by_key[key][1]
+                export = by_key[key]
                 try:
-                    epochs = _exported(export, job)
+                    epochs = list(run_export(_resolved(export), job))
                 except ArroyoStateError as error:  # it does not stop the other exports
                     turn.log.error(f"{export.name}: {error}")
                     failed.append(error)
@@ -127,26 +145,7 @@ def _assets(
     return exported_state
 
 
-def _spec(
-    names: Names, pipeline: Pipeline, export: TableExport, graphs: Sequence[SdfGraph]
-) -> dg.AssetSpec:
-    deps = [names.key(CHECKPOINT, pipeline), *_states(pipeline, export, graphs)]
-    spec = names.spec(EXPORTED_STATE, pipeline, deps=deps, export=export)
-    return spec.replace_attributes(skippable=True)
-
-
-def _states(
-    pipeline: Pipeline, export: TableExport, graphs: Sequence[SdfGraph]
-) -> Iterator[dg.AssetKey]:
-    """Yield the assets of the states that are exported."""
-    for graph in graphs:
-        for state in graph.owned:
-            paths = JobPaths(JobId(state.owner), graph.dataflow.pipeline)
-            if paths == pipeline.paths and export.table == state.name:
-                yield graph.key_of(state)
-
-
-def _opened(store: ArroyoStateStore, paths: JobPaths, private: PrivateColumns) -> "StateJob":
+def _open(store: ArroyoStateStore, paths: JobPaths, private: PrivateColumns) -> "StateJob":
     from arroyo_dagster.state.operations.catalog.jobs import job_is_there
     from arroyo_dagster.state.operations.query.state import StateJob, open_state
 
@@ -161,25 +160,12 @@ def _opened(store: ArroyoStateStore, paths: JobPaths, private: PrivateColumns) -
 def _resolved(export: TableExport) -> TableExport:
     """Return the export with the values of the variables that its options name."""
     to, field = export.to, f"exports.{export.name}"
-    return replace(
-        export,
-        to=replace(
-            to,
-            options=resolve_variables(f"{field}.options", to.options),
-            catalog=resolve_variables(f"{field}.catalog", to.catalog),
-        ),
-    )
+    options = resolve_variables(f"{field}.options", to.options)
+    catalog = resolve_variables(f"{field}.catalog", to.catalog)
+    return replace(export, to=replace(to, options=options, catalog=catalog))
 
 
-def _exported(export: TableExport, job: "StateJob") -> "list[ExportedEpoch]":
-    from arroyo_dagster.state.operations.export.tables import run_export
-
-    return list(run_export(_resolved(export), job))
-
-
-def exports_due(
-    pipelines: Sequence[Pipeline], exports: Sequence[TableExport], tools: Tools
-) -> list[Pipeline]:
+def _due(covered: Mapping[Pipeline, Sequence[TableExport]], tools: Tools) -> list[Pipeline]:
     """Return the pipelines of which the newest epoch is not exported everywhere.
 
     A pipeline or target that cannot be read counts as due: the run says what is wrong.
@@ -193,16 +179,12 @@ def exports_due(
     def is_due(pipeline: Pipeline) -> bool:
         job = StateJob(state, pipeline.paths)
         try:
-            return any(
-                export_is_due(_resolved(export), job)
-                for export in exports
-                if export.covers(pipeline.paths)
-            )
+            return any(export_is_due(_resolved(one), job) for one in covered[pipeline])
         except ArroyoStateError:
             return True
 
-    due = concurrently(is_due, pipelines)
-    return [pipeline for pipeline, needed in zip(pipelines, due, strict=True) if needed]
+    due = concurrently(is_due, list(covered))
+    return [pipeline for pipeline, needed in zip(covered, due, strict=True) if needed]
 
 
 def _result(
@@ -211,7 +193,7 @@ def _result(
     from arroyo_dagster.state.operations.query.diff import CHANGE
 
     newest, target = found[-1], export.target_of(job.paths)
-    epoch = job.epoch(newest.epoch)
+    epoch, is_table = job.epoch(newest.epoch), export.to.format == "iceberg"
     new = [one for one in found if one.new]
     schema = epoch.table(export.operator, export.table).schema
     columns = [(field.name, str(field.type), field.nullable) for field in schema]
@@ -232,8 +214,8 @@ def _result(
                 "epochs": shown.table(map(_line, reversed(found))),
                 "dagster/row_count": newest.rows,
                 "dagster/column_schema": shown.column_schema(columns, {}),
-                "dagster/table_name": target if export.to.format == "iceberg" else None,
-                "dagster/uri": None if export.to.format == "iceberg" else target,
+                "dagster/table_name": target if is_table else None,
+                "dagster/uri": None if is_table else target,
                 "arroyo/exported_bytes": newest.size_bytes,
             }
         ),

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.errors import ArroyoStateError
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, LeaseHeldError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
-from arroyo_dagster.orchestration.failures import as_failure
+from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
 from arroyo_dagster.orchestration.pipelines.model import Pipeline
 from arroyo_dagster.orchestration.serving import (
@@ -261,8 +261,11 @@ class _GcRun:
         done: list[GcOutcome] = []
         try:
             outcome: GcOutcome = run(replace(options, on_done=done.append))
-        except BaseException:
+        except BaseException as error:
             self.outcomes += done
+            changed = isinstance(error, ConflictError) and not isinstance(error, LeaseHeldError)
+            if changed and self.config.approved_plan is not None:  # no later run carries it out
+                raise failure_of(error) from error
             raise
         self.outcomes.append(outcome)
         return outcome

@@ -86,8 +86,8 @@ def build_forked_state(
         window: whether there is a maintenance window, whose sensor starts what was left stopped.
 
     Raises:
-        InputError: `nightly` approves a plan: the next night has another one; or names no job, or
-            one that the definitions do not know.
+        InputError: `nightly` approves a plan: the next night has another one; or names no job. A
+            job that is not listed fails the ticks only: the list may be that of an outage.
     """
     text = "Plan or execute a fork of the state of one job into another, stopped one."
     assets, job = build_change(names, FORKED_STATE, "arroyo_fork", text, ForkConfig, _edit)
@@ -163,15 +163,7 @@ def _build_schedule(
     nightly: ForkConfig,
     running: bool,
 ) -> dg.ScheduleDefinition:
-    pipeline, config = names.find(fork.job), nightly.model_copy(update={"execute": True})
-    key = names.key(FORKED_STATE, pipeline)
-    ops = [asset.op.name for asset in assets if key in asset.keys]
-    if not ops:
-        raise InputError(
-            "the nightly fork names a managed job, which takes no state of an Arroyo job",
-            job=pipeline.root,
-            next_step="name an Arroyo job",
-        )
+    config = nightly.model_copy(update={"execute": True})
     stopped = "which is stopped for it." if config.window else "while that is stopped."
 
     @dg.schedule(
@@ -180,7 +172,7 @@ def _build_schedule(
         cron_schedule=fork.cron,
         execution_timezone=fork.timezone,
         default_status=schedule_status(running),
-        description=f"Fork the state of {config.source} into {pipeline.root}, {stopped}",
+        description=f"Fork the state of {config.source} into {fork.job}, {stopped}",
         required_resource_keys=names.resources,
     )
     def arroyo_fork_schedule(context: dg.ScheduleEvaluationContext) -> Any:
@@ -188,6 +180,15 @@ def _build_schedule(
 
         tools = names.tools(context)
         with as_failure():
+            pipeline = names.find(fork.job)
+            key = names.key(FORKED_STATE, pipeline)
+            ops = [asset.op.name for asset in assets if key in asset.keys]
+            if not ops:
+                raise InputError(
+                    "the nightly fork names a managed job, which takes no state of an Arroyo job",
+                    job=pipeline.root,
+                    next_step="name an Arroyo job",
+                )
             status = tools.directory.directory(tools.store)
             snapshot = take_snapshot(tools.store.reading(), pipeline.paths, status)
         runs = snapshot.answer.facts.condition is JobCondition.RUNNING
