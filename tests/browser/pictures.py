@@ -124,10 +124,10 @@ def shots(runs: Runs) -> Iterator[Shot]:
         name="fleet-overview.png",
         path="/assets/arroyo/fleet",
         texts=("arroyo/broken", "arroyo-state jobs --url URL", "vanished"),
-        width=1800,
+        width=2500,
         top=100,
-        height=1150,
-        scale=0.8,
+        height=1300,
+        scale=0.7,
     )
     yield Shot(
         path="/assets/arroyo/fleet",
