@@ -1,19 +1,20 @@
-"""Environment variables in, definitions out. The pipelines are listed when this loads; nothing else
-is opened or started.
+"""The door for Dagster: environment in, definitions out. Nothing is opened or started here.
 
 | variable | meaning |
 |---|---|
-| `ARROYO__CHECKPOINT_URL` (or `CHECKPOINT_URL`) | the checkpoint URL |
-| `ARROYO_MODE` | `view`, or `maintain`: also compact, and expire epochs of managed pipelines |
-| `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
-| `ARROYO_DELETE` | `1`, with `maintain`: expiry deletes; otherwise it shows what would go |
-| `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
+| `ARROYO__CHECKPOINT_URL` (or `CHECKPOINT_URL`) | the checkpoint URL; read when something runs |
+| `ARROYO_CATALOGUE_URL` | where the catalogue is kept; on one host below `DAGSTER_HOME` |
 | `ARROYO_LAYOUT` | `auto`, `legacy` or `protocol` |
+| `ARROYO_DEPLOYMENT` | tells several deployments of one Dagster instance apart |
+| `ARROYO_RUNNING` | `1`: sensor and schedules are on from the start |
 | `ARROYO_SENSOR_SECONDS` | between two polls of the sensor; by default by the number of jobs |
-| `ARROYO_VERIFY_CRON`, `ARROYO_FLEET_CRON` | when pipelines are verified; when `fleet` is made |
-| `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON` | when pipelines are compacted; old epochs expired |
-| `ARROYO_COMPACT_AFTER_FILES` | a pipeline is compacted once so many files were never merged |
+| `ARROYO_REFRESH_CRON` | when new epochs are catalogued |
+| `ARROYO_FLEET_CRON` | when the fleet is looked at, and the states of dataflows |
+| `ARROYO_COMPACTION_CRON`, `ARROYO_GC_CRON` | when jobs are compacted, old epochs expired |
+| `ARROYO_COMPACT_AFTER_FILES` | a job is compacted once so many files were never merged |
+| `ARROYO_COMPACTION_POLICY` | `bin-pack` or `full`, for scheduled runs |
 | `ARROYO_KEEP_EPOCHS` | how many epochs scheduled expiry keeps, 10 by default |
+| `ARROYO_DELETE` | `1`: scheduled expiry deletes; otherwise it shows what would go |
 | `ARROYO_ENGINE` | `spark` or `in-process`: who merges and deletes |
 | `ARROYO_DATAFLOWS` | paths of dataflow.yaml files, with `:` between: their states as assets |
 | `ARROYO_SPARK_MASTER` | the Spark master; by default Spark's own configuration, else `local[*]` |
@@ -25,45 +26,39 @@ is opened or started.
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster import (
-    ArroyoOptions,
-    ArroyoStateStore,
+from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
+from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
+from arroyo_dagster.orchestration.definitions import ScheduleOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.maintenance import (
     GcConfig,
-    InProcessRunner,
     MaintenanceOptions,
-    ScheduleOptions,
-    SensorOptions,
-    SparkSessionResource,
-    build_arroyo_definitions,
 )
-
-_CRONS = ("verify", "fleet", "compaction", "gc")
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.runners import InProcessRunner
 
 
 def _build(given: Mapping[str, str]) -> dg.Definitions:
     other = "CHECKPOINT_URL" in given and "ARROYO__CHECKPOINT_URL" not in given
+    running = given.get("ARROYO_RUNNING") == "1"
     seconds = given.get("ARROYO_SENSOR_SECONDS")
-    mode: Any = given.get("ARROYO_MODE", "view")
     return build_arroyo_definitions(
         ArroyoStateStore(
             checkpoint_url=dg.EnvVar("CHECKPOINT_URL" if other else "ARROYO__CHECKPOINT_URL"),
             layout=given.get("ARROYO_LAYOUT", "auto"),
+            catalogue_url=given.get("ARROYO_CATALOGUE_URL"),
         ),
-        mode=mode,
-        running=given.get("ARROYO_RUNNING") == "1",
+        spark=_spark(given),
+        runner=InProcessRunner() if given.get("ARROYO_ENGINE") == "in-process" else None,
+        maintenance=_maintenance(given),
         deployment=given.get("ARROYO_DEPLOYMENT"),
-        options=ArroyoOptions(
-            spark=_spark(given),
-            runner=InProcessRunner() if given.get("ARROYO_ENGINE") == "in-process" else None,
-            sensor=SensorOptions(interval_seconds=int(seconds) if seconds else None),
-            schedules=_schedules(given),
-            maintenance=_maintenance(given),
-            dataflows=[one for one in given.get("ARROYO_DATAFLOWS", "").split(os.pathsep) if one],
-        ),
+        sensor=SensorOptions(interval_seconds=int(seconds) if seconds else None),
+        sensor_running=running,
+        schedules=_schedules(given),
+        schedules_running=running,
+        dataflows=[one for one in given.get("ARROYO_DATAFLOWS", "").split(os.pathsep) if one],
     )
 
 
@@ -80,15 +75,20 @@ def _spark(given: Mapping[str, str]) -> SparkSessionResource:
 
 
 def _schedules(given: Mapping[str, str]) -> ScheduleOptions:
-    crons = {name: given.get(f"ARROYO_{name.upper()}_CRON") for name in _CRONS}
-    crons["states"] = crons["fleet"]
-    return ScheduleOptions(**{name: cron for name, cron in crons.items() if cron})
+    return ScheduleOptions(
+        fleet=given.get("ARROYO_FLEET_CRON", ScheduleOptions.fleet),
+        states=given.get("ARROYO_FLEET_CRON", ScheduleOptions.states),
+        refresh=given.get("ARROYO_REFRESH_CRON", ScheduleOptions.refresh),
+        compaction=given.get("ARROYO_COMPACTION_CRON", ScheduleOptions.compaction),
+        gc=given.get("ARROYO_GC_CRON", ScheduleOptions.gc),
+    )
 
 
 def _maintenance(given: Mapping[str, str]) -> MaintenanceOptions:
     after = given.get("ARROYO_COMPACT_AFTER_FILES", str(MaintenanceOptions.min_backlog))
     return MaintenanceOptions(
         min_backlog=int(after),
+        compaction=CompactionConfig(policy=given.get("ARROYO_COMPACTION_POLICY", "bin-pack")),
         gc=GcConfig(
             keep_epochs=int(given.get("ARROYO_KEEP_EPOCHS", "10")),
             dry_run=given.get("ARROYO_DELETE") != "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
@@ -54,6 +55,8 @@ class Written:
         start: an epoch is finished so many microseconds after 1970, and a second for each epoch
             before it.
         now: when an epoch is finished, in microseconds since 1970, in place of that.
+        ends: operators without tables beside it, such as `source_orders_0`; in the protocol layout.
+        row: key and value of each file; by default no values of their types.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Written:
         keep: int = 3,
         start: int = START,
         now: Callable[[], int] | None = None,
+        ends: Iterable[str] = (),
+        row: tuple[bytes, bytes] = (b"k", b"v"),
     ) -> None:
         self.store = store
         self.paths = paths
@@ -75,6 +80,8 @@ class Written:
         self._keep = keep
         self._start = start
         self._now = now
+        self._row = row
+        self._ends = [OperatorId(one) for one in ends]
         self._listed: list[StatePath] = []
         self._ref: StatePath | None = None
         if paths.layout is Layout.PROTOCOL:
@@ -135,7 +142,7 @@ class Written:
         generation = None if self.paths.layout is Layout.LEGACY else self.generation
         path = self.paths.data_file(OPERATOR, TABLE, 0, self.epoch, generation, attempt="x")
         if self._files:
-            data = encode_pairs([b"k"], [b"v"], GLOBAL_KEY_VALUE_SCHEMA, version=0)
+            data = encode_pairs([self._row[0]], [self._row[1]], GLOBAL_KEY_VALUE_SCHEMA, version=0)
             self.store.put(path, data)
         self._listed = [*self._listed, path][-self._keep :]
         if self.paths.layout is Layout.LEGACY:
@@ -186,7 +193,10 @@ class Written:
             start_time_micros=operator.start_time_micros,
             finish_time_micros=operator.finish_time_micros,
             needs_commit=committing,
-            operators=(operator,),
+            operators=(
+                operator,
+                *(replace(operator, operator=one, tables={}, configs={}) for one in self._ends),
+            ),
             parent_ref=self._ref,
         )
         ref = self.paths.manifest(self.generation, self.epoch)

@@ -10,17 +10,16 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from tests.browser.chromium import Page, chromium, find_chromium
-from tests.browser.prepared import BROKEN, LIVE, LOCATION, VANISHED, Failed, prepared
+from tests.browser.prepared import BROKEN, LIVE, VANISHED, Runs, prepared
 
+CHECKPOINT = "checkpoint"
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NAVIGATION = 240
 """The width of what is at the left of every page."""
-_PARTITION = "/assets/arroyo/{}?view=partitions&partition={}"
 _IMAGES = "[...document.images].filter(one => one.src.startsWith('data:') && one.width > 1).length"
-_CHECK = "/assets/arroyo/{}?view=checks&checkDetail={}"
+_CHECK = "/assets/{}?view=checks&checkDetail={}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,78 +65,75 @@ class Shot:
         page.picture(path, area, scale=self.scale)
 
 
-def shots(failed: Failed) -> Iterator[Shot]:
+def shots(runs: Runs) -> Iterator[Shot]:
     """Yield the pages."""
-    live, broken = quote(LIVE, safe=""), quote(BROKEN.root, safe="")
+    live, broken = f"arroyo/{LIVE}", f"arroyo/{BROKEN.pipeline}"
     yield Shot(
-        name="asset-graph.png",
-        path="/assets/arroyo/checkpoint?view=lineage&lineageScope=downstream&lineageDepth=5",
-        texts=("epoch_catalog", "fleet", "health", "audit", "compacted_state", "gc_journal"),
-        width=2400,
-        height=1060,
+        name="lineage.png",
+        path="/asset-groups",
+        texts=("arroyo_fleet",),
+        width=2200,
+        height=1360,
         left=540,
-        right=290,
-        top=180,
+        top=110,
+        scale=0.75,
+    )
+    yield Shot(
+        name="checkpoint.png",
+        path=f"/assets/{live}/{CHECKPOINT}",
+        texts=("arroyo/epoch", "Latest check results", f"arroyo-state show {LIVE}"),
+        width=1800,
+        height=1150,
+        top=100,
         scale=0.8,
     )
     yield Shot(
-        path="/assets/arroyo/checkpoint",
-        texts=("Sensors", "arroyo_checkpoint_sensor", "arroyo-state show JOB --url URL"),
+        path=f"/assets/{live}/{CHECKPOINT}",
+        texts=("arroyo/epoch",),
+        clicks=("Plots",),
+        then=("arroyo/bytes", "arroyo/files"),
+        width=1300,
+        height=900,
+        top=480,
     )
     yield Shot(
-        name="epoch-catalog.png",
-        path=_PARTITION.format("epoch_catalog", live),
-        texts=("newest epoch", "49, of worker generation 3", "12 kept, ", " in 36 files, "),
-        images=3,
+        name="broken-check.png",
+        path=_CHECK.format(f"{broken}/{CHECKPOINT}", "restorable"),
+        texts=("restorable", "Failed", "file-missing", "Runbook:"),
+        width=2000,
+        height=1200,
         top=110,
-    )
-    yield Shot(
-        path=_PARTITION.format("checkpoint", broken),
-        texts=("arroyo/epoch", "(4,216 bytes) in 8 files, 8 rows", "/pipelines/payments"),
+        scale=0.75,
     )
     yield Shot(
         name="compacted-state.png",
-        path=_PARTITION.format("compacted_state", live),
-        texts=("161 → 4", "files opened by a subtask", "forecast"),
+        path=f"/assets/{live}/compacted_state",
+        texts=(" → ", "files opened by a subtask", "forecast"),
         top=110,
     )
     yield Shot(
-        path=_PARTITION.format("retained_epochs", live),
-        texts=("deleted", "37 removed, 12 kept, from epoch 38 on"),
+        path=f"/assets/{live}/retained_epochs",
+        texts=("deleted", " removed, 12 kept, from epoch "),
     )
+    yield Shot(path=_CHECK.format(f"{live}/{CHECKPOINT}", "healthy"), texts=("late", "Runbook:"))
     yield Shot(
-        path=_PARTITION.format("gc_journal", live), texts=("deleted so far", " in 1 run", "expire")
-    )
-    yield Shot(
-        name="fleet-checks.png",
-        path=_CHECK.format("fleet", "every_job_restorable"),
-        texts=("every_job_files_exist", f" of 11 jobs: {BROKEN.root}: ", VANISHED.root, "Failed"),
-        width=1300,
-        height=800,
-        top=110,
-    )
-    yield Shot(
-        path=_CHECK.format("health", "file_counts_low"),
-        texts=("newest_epoch_readable", "Limits:", "Severity:", "Example:", "Runbook:"),
-    )
-    yield Shot(
-        path=_CHECK.format("audit", "restore_dry_run"), texts=("files_unchanged", BROKEN.root)
+        path=_CHECK.format("arroyo/fleet", "every_pipeline_known"),
+        texts=("Failed", BROKEN.root, VANISHED.root, "Runbook:"),
     )
     yield Shot(
         name="fleet-overview.png",
         path="/assets/arroyo/fleet",
-        texts=("arroyo/jobs_broken", "arroyo-state jobs --url URL", "vanished"),
-        width=1800,
+        texts=("arroyo/broken", "arroyo-state jobs --url URL", "vanished"),
+        width=2500,
         top=100,
-        height=1150,
-        scale=0.8,
+        height=1300,
+        scale=0.7,
     )
     yield Shot(
-        name="fleet-plots.png",
         path="/assets/arroyo/fleet",
-        texts=("arroyo/jobs_broken",),
+        texts=("arroyo/broken",),
         clicks=("Plots",),
-        then=("arroyo/bytes", "arroyo/max_files"),
+        then=("arroyo/bytes", "arroyo/files"),
         width=1300,
         height=900,
         top=480,
@@ -146,24 +142,13 @@ def shots(failed: Failed) -> Iterator[Shot]:
         path="/assets/sdf/examples.words/state/count-words/word-stats",
         texts=("Source code", "longest-sentence", "first rows"),
     )
-    for run, text in (
-        (failed.broken, f"{BROKEN.root}: checks files_exist, restorable failed: {BROKEN.root}/"),
-        (failed.vanished, f"{VANISHED.root}: there is no such job below the checkpoint URL"),
-    ):
-        yield Shot(
-            name="failed-run.png" if run == failed.broken else None,
-            path=f"/runs/{run}",
-            texts=("RUN_FAILURE", f"Failure: {text}"),
-            width=1300,
-            height=760,
-            bottom=130,  # the stack trace
-        )
-    # The last of these links leads to the first tick.
     yield Shot(
-        path=f"/locations/{LOCATION}/sensors/arroyo_checkpoint_sensor",
-        texts=("(11 partitions created)",),
-        clicks=("0 runs requested",),
-        then=("Skip reason: ", "new epochs of ", "; appeared: clicks/job_clicks, "),
+        name="failed-run.png",
+        path=f"/runs/{runs.failed}",
+        texts=("RUN_FAILURE", " pipelines failed: ", BROKEN.root, VANISHED.root),
+        width=1300,
+        height=760,
+        bottom=130,  # the stack trace
     )
 
 

@@ -26,6 +26,8 @@ from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_webserver.app import create_app_from_workspace_process_context
 
 from arroyo_dagster.state import ParquetBackend, open_store, run_pipeline
+from arroyo_dagster.state.codec.bincode.codec import encode
+from arroyo_dagster.state.model.layout import JobPaths
 from tests.dataflows import Clock, Flow
 from tests.fleets import SECOND, Written, legacy_job, protocol_job
 from tests.loopback import Reply, serving
@@ -41,18 +43,19 @@ HEALTHY = [protocol_job(name, f"job_{name}") for name in ("clicks", "orders", "s
 WORDS = PROJECT / "examples" / "sdf" / "words" / "dataflow.yaml"
 
 DEFINITIONS = """
-import dagster as dg
-from arroyo_dagster import ArroyoStateComponent
+from arroyo_dagster import *
 
-defs = dg.build_defs_for_component(ArroyoStateComponent.resolve_from_yaml('''
-checkpoint_url: {url}
-arroyo_api_url: {arroyo}
-sensor_running: true
-sensor: {{interval_seconds: 1}}
-schedules: {{running: true}}
-maintenance: {{engine: in-process, keep_epochs: 12, delete: true}}
-dataflows: [{dataflow}]
-'''))
+defs = build_arroyo_definitions(
+    ArroyoStateStore(checkpoint_url={url!r}, arroyo_api_url={arroyo!r}),
+    mode="maintain",
+    running=True,
+    options=ArroyoOptions(
+        runner=InProcessRunner(),
+        sensor=SensorOptions(interval_seconds=1),
+        maintenance=MaintenanceOptions(gc=GcConfig(keep_epochs=12, dry_run=False)),
+        dataflows=[{dataflow!r}],
+    ),
+)
 """
 _INSTANCE = {
     "telemetry": {"enabled": False},
@@ -77,11 +80,14 @@ _LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
-    """Runs that failed, by the job: one lacks an object, one vanished."""
+class Runs:
+    """Runs whose pages are shown.
 
-    broken: str
-    vanished: str
+    Attributes:
+        failed: a pipeline lacks an object, and one vanished.
+    """
+
+    failed: str
 
 
 class Prepared:
@@ -96,27 +102,25 @@ class Prepared:
         self.jobs = jobs
         self._process = process
 
-    def go_through(self) -> Failed:
-        """Let the jobs and Dagster go through all that its pages show. Returns the failed runs."""
+    def go_through(self) -> Runs:
+        """Let the jobs and Dagster go through all that its pages show. Returns the failed run."""
         self.tick()
-        self.launch("arroyo_refresh_fleet")
         self._look()
-        self.launch("arroyo_compaction", LIVE)
-        self.jobs.go_on()
+        self.launch("arroyo_compaction", table="compacted_state")
+        for _ in range(LATER_EPOCHS):
+            self.jobs.go_on()
+            self.tick()
         expiry = {"keep_epochs": KEPT_EPOCHS, "dry_run": False}
-        self.launch("arroyo_gc", LIVE, arroyo_retained_epochs=expiry)
+        self.launch("arroyo_gc", table="retained_epochs", arroyo_retained_epochs=expiry)
         self.launch("sdf_examples_words")
         self.jobs.harm()
         self.tick()
-        self.launch("arroyo_refresh", LIVE)
-        broken = self.launch("arroyo_refresh", BROKEN.root)
-        vanished = self.launch("arroyo_refresh", VANISHED.root)
-        self._look()
-        return Failed(broken=broken, vanished=vanished)
+        return Runs(failed=self._look())
 
-    def _look(self) -> None:
-        for job in ("arroyo_fleet", "arroyo_health", "arroyo_audit"):
-            self.launch(job)
+    def _look(self) -> str:
+        run = self.launch("arroyo_verify")
+        self.launch("arroyo_fleet")
+        return run
 
     def tick(self) -> None:
         """Evaluate the sensors, as the daemon does."""
@@ -124,21 +128,23 @@ class Prepared:
         logger = logging.getLogger("ticks")
         assert not any(execute_sensor_iteration(self._process, logger, None, None))
 
-    def launch(self, job: str, partition: str | None = None, **config: Any) -> str:
+    def launch(self, job: str, *, table: str | None = None, **config: Any) -> str:
         """Launch a run, as the launchpad does, and wait for its end. Returns its id.
 
         Args:
-            config: of the job's only op, by its name.
+            table: the asset of the managed job; None = all assets of the Dagster job.
+            config: of the Dagster job's only op, by its name.
         """
-        tags = [] if partition is None else [{"key": "dagster/partition", "value": partition}]
+        selector: dict[str, Any] = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": "__repository__",
+            "jobName": job,
+        }
+        if table is not None:
+            selector["assetSelection"] = [{"path": ["arroyo", *LIVE.split("/"), table]}]
         params = {
-            "selector": {
-                "repositoryLocationName": LOCATION,
-                "repositoryName": "__repository__",
-                "jobName": job,
-            },
+            "selector": selector,
             "runConfigData": {"ops": {op: {"config": given} for op, given in config.items()}},
-            "executionMetadata": {"tags": tags},
         }
         request = urllib.request.Request(
             f"{self.url}/graphql",
@@ -159,7 +165,14 @@ class _Jobs:
         self._folder = folder
         begun = time.time_ns() // 1000
         self._written = {
-            paths: Written(self.store, paths, keep=4 + at, now=_every_half_minute(begun))
+            paths: Written(
+                self.store,
+                paths,
+                keep=4 + at,
+                now=_every_half_minute(begun),
+                ends=_ends(paths),
+                row=(encode("key", str), encode("value", str)),
+            )
             for at, paths in enumerate((*HEALTHY, BROKEN, VANISHED, STOPPED))
         }
         for job in self._written.values():
@@ -171,8 +184,8 @@ class _Jobs:
             flow.send("words", [{"text": one, "sentence-length": len(words)} for one in words])
 
     def go_on(self) -> None:
-        """Write more epochs of the managed job."""
-        self._flights(LATER_EPOCHS)
+        """Write another epoch of the managed job."""
+        self._flights(1)
 
     def _flights(self, epochs: int) -> None:
         sys.path.insert(0, str(PROJECT / "examples" / "flights"))
@@ -201,6 +214,22 @@ class _Jobs:
         return Reply(404, {"error": "Route not found"})
 
 
+TOPICS = {
+    "clicks": ("clicks", "sessions_by_user"),
+    "orders": ("orders", "orders_hourly"),
+    "payments": ("orders", "paid"),
+    "returns": ("orders", "returned"),
+    "sessions": ("sessions_by_user", "session_report"),
+    "views": ("views", "views_daily"),
+}
+"""The topics that pipelines read and write."""
+
+
+def _ends(paths: JobPaths) -> list[str]:
+    source, sink = TOPICS.get(str(paths.pipeline), (None, None))
+    return [f"source_{source}_0", f"sink_{sink}_9"] if source else []
+
+
 def _every_half_minute(until_micros: int) -> Callable[[], int]:
     numbers = iter(range(EPOCHS - 1, -1_000, -1))
     return lambda: until_micros - 30 * SECOND * next(numbers)
@@ -222,10 +251,22 @@ def _job(job: str, pipeline: str | None) -> dict[str, Any]:
     }
 
 
+def _query(source: str, sink: str) -> str:
+    kafka = "WITH (connector = 'kafka', bootstrap_servers = 'kafka:9092', format = 'json'"
+    return (
+        f"CREATE TABLE {source} (key TEXT, at TIMESTAMP) {kafka}, topic = '{source}', "
+        f"type = 'source');\n"
+        f"CREATE TABLE {sink} (key TEXT, events BIGINT) {kafka}, topic = '{sink}', "
+        f"type = 'sink');\n"
+        f"INSERT INTO {sink} SELECT key, count(*) FROM {source} GROUP BY key;"
+    )
+
+
 def _pipeline(name: str) -> dict[str, Any]:
     return {
         "id": name,
         "name": name,
+        "query": _query(*TOPICS[name]) if name in TOPICS else "SELECT 1;",
         "checkpoint_interval_micros": 30 * SECOND,
         "stop": "none",
         "created_at": 1,
@@ -244,7 +285,8 @@ def prepared(folder: Path) -> Iterator[Prepared]:
     with serving(jobs.answer) as arroyo, dg.instance_for_test(overrides=_INSTANCE) as instance:
         file = folder / f"{LOCATION}.py"
         url = str(folder / "checkpoints")
-        file.write_text(DEFINITIONS.format(url=url, arroyo=arroyo.url, dataflow=WORDS))
+        names = {"url": url, "arroyo": arroyo.url, "dataflow": str(WORDS)}
+        file.write_text(DEFINITIONS.format(**names))
         target = LoadableTargetOrigin(
             executable_path=sys.executable, python_file=str(file), attribute="defs"
         )

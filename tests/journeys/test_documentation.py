@@ -277,10 +277,11 @@ def test_the_component_loads(documented: MemoryStore) -> None:
     assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
     given["attributes"] |= {"checkpoint_url": documented.url, **lineage}
     with create_defs_folder_sandbox() as sandbox:
-        path = sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
-        with sandbox.load_component_and_build_defs(path) as (_, defs):
+        sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
+        with sandbox.build_all_defs() as defs:
             dg.Definitions.validate_loadable(defs)
             assert defs.resolve_job_def("arroyo_verify")
+            assert dg.AssetKey(["arroyo", "orders", "checkpoint"]) in defs.resolve_all_asset_keys()
 
 
 @pytest.mark.parametrize(
@@ -321,7 +322,9 @@ def test_the_assets_jobs_and_checks_of_the_page_exist(documented: MemoryStore) -
         directory=ArroyoDirectory(assume={"JOB": "stopped"}),
         maintenance=MaintenanceOptions(orphans=OrphansConfig(), dead_jobs=DeadJobsConfig()),
         window=MaintenanceWindow(jobs=["JOB"], between="02:00-04:00"),
-        exports=[TableExport(name="NAME", operator="o", table="t", target="memory://lake")],
+        exports=[
+            TableExport(name="NAME", jobs="*", operator="o", table="t", target="memory://lake")
+        ],
         fork=StateFork(),
         bootstrapped_state="history:orders",
     )
@@ -333,8 +336,9 @@ def test_the_assets_jobs_and_checks_of_the_page_exist(documented: MemoryStore) -
     shown = re.findall(r"^\| `(?:arroyo/)?([a-z_]+)(?:/NAME)?` \| [A-Za-z]", text, re.MULTILINE)
     checks = {key.name for key in graph.asset_check_keys}
     jobs = {job.name for job in defs.get_repository_def().get_all_jobs()} - {"__ASSET_JOB"}
-    assert assets - {"NAME"} | {"exported_state"} | checks <= {*shown}
-    assert {*shown} <= assets | checks | jobs | {"exported_state"}
+    assert assets - {"NAME"} | {"exported_state"} <= {*shown}
+    assert {*shown} <= assets | jobs | {"exported_state"}
+    assert checks <= {*re.findall(r"^\| `([a-z_]+)` \| `", text, re.MULTILINE)}
     assert jobs <= {*re.findall(r"`(arroyo_[a-z_]+)`", text)}
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240.0
-CHECKPOINTS = """{ assetNodes(assetKeys: [{path: ["arroyo", "checkpoint"]}]) {
-  latestMaterializationByPartition(partitions: ["flights/live"]) { timestamp } } }"""
+CHECKPOINTS = """{ assetNodes(assetKeys: [{path: ["arroyo", "flights", "live", "checkpoint"]}]) {
+  assetMaterializations(limit: 1) { timestamp } } }"""
 STATE = """{ assetNodes(assetKeys: [{path: ["sdf", "examples.flights", "state", "punctuality",
   "on-time"]}]) { assetMaterializations(limit: 1) { timestamp } } }"""
 
@@ -58,7 +58,7 @@ def _seen(url: str) -> bool:
     states = (_asked(url, STATE) or {}).get("assetNodes") or []
     return bool(
         nodes
-        and nodes[0]["latestMaterializationByPartition"][0]
+        and nodes[0]["assetMaterializations"]
         and states
         and states[0]["assetMaterializations"]
     )
