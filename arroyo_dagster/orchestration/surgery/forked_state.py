@@ -1,6 +1,6 @@
 """Fork the state of one Arroyo job into another, stopped one: the asset, its job and a schedule."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,7 +93,8 @@ def build_forked_state(
         window: whether there is a maintenance window, whose sensor starts what was left stopped.
 
     Raises:
-        InputError: `nightly` approves a plan: the next night has another one; or names no job.
+        InputError: `nightly` approves a plan: the next night has another one; or names no job. A
+            job that is not listed fails the ticks only: the list may be that of an outage.
     """
     assets = change_assets(names, FORKED_STATE, OP, _run_of(names), ForkConfig)
     description = "Plan or execute a fork of the state of one job into another, stopped one."
@@ -104,10 +105,7 @@ def build_forked_state(
     nightly = fork.nightly
     if nightly is not None:
         _check_nightly(nightly, fork.job)
-        pipeline = names.find(fork.job)
-        key = names.key(FORKED_STATE, pipeline)
-        op = next(asset.op.name for asset in assets if key in asset.keys)
-        schedule = _build_schedule(names, job, fork, nightly, pipeline, op, running)
+        schedule = _build_schedule(names, job, fork, nightly, assets, running)
         parts.append(dg.Definitions(schedules=[schedule]))
         if nightly.window and not window:
             parts.append(build_recovery_definitions(names))
@@ -189,8 +187,7 @@ def _build_schedule(
     job: Any,
     fork: StateFork,
     nightly: ForkConfig,
-    pipeline: Pipeline,
-    op: str,
+    assets: Sequence[dg.AssetsDefinition],
     running: bool,
 ) -> dg.ScheduleDefinition:
     config = nightly.model_copy(update={"execute": True})
@@ -202,7 +199,7 @@ def _build_schedule(
         cron_schedule=fork.cron,
         execution_timezone=fork.timezone,
         default_status=schedule_status(running),
-        description=f"Fork the state of {config.source} into {pipeline.root}, {stopped}",
+        description=f"Fork the state of {config.source} into {fork.job}, {stopped}",
         required_resource_keys=names.resources,
     )
     def arroyo_fork_schedule(context: dg.ScheduleEvaluationContext) -> Any:
@@ -210,6 +207,7 @@ def _build_schedule(
 
         tools = names.tools(context)
         with as_failure():
+            pipeline = names.find(fork.job)
             status = tools.directory.directory(tools.store)
             snapshot = take_snapshot(tools.store.reading(), pipeline.paths, status)
         runs = snapshot.answer.facts.condition is JobCondition.RUNNING
@@ -219,8 +217,10 @@ def _build_schedule(
                 f"{pipeline.root}: {reason}. Next: stop the job with a checkpoint before "
                 f"{context.scheduled_execution_time:%H:%M}, or set `window`"
             )
+        key = names.key(FORKED_STATE, pipeline)
+        op = next(asset.op.name for asset in assets if key in asset.keys)
         return dg.RunRequest(
-            asset_selection=[names.key(FORKED_STATE, pipeline)],
+            asset_selection=[key],
             run_config=dg.RunConfig({op: config}),
         )
 
