@@ -128,12 +128,13 @@ def build_fleet(
             findings = [row.finding for row in rows if row.finding is not None]
             verdict = Verdict(findings=(*overview.root, *findings), inspected=max(1, len(rows)))
             pipelines = shown.counted(len(rows), "pipeline")
+            found = shown.counted(len(verdict.findings), "finding")
             yield check_result(
                 verdict,
                 EVERY_PIPELINE,
                 spec.key,
                 passed=not verdict.findings,
-                description=f"{len(verdict.findings)} of {pipelines}: {format_verdict(verdict)}"
+                description=f"{found}, {pipelines}: {format_verdict(verdict)}"
                 if verdict.findings
                 else f"{pipelines}, nothing to do",
             )
@@ -170,7 +171,7 @@ class _Overview:
         self._pipelines = names.pipelines.pipelines
         self.root: list[Finding] = []
         if names.pipelines.problem is not None:
-            self._find(names.pipelines.problem, "the definitions show the last list of pipelines")
+            self._find(names.pipelines.problem, "the definitions may not show what there is")
 
     def _find(self, problem: str, meaning: str) -> None:
         step = f"check the checkpoint URL, the store and its credentials; then {_RELOAD}"

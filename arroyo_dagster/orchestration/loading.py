@@ -6,6 +6,7 @@ one, which `fleet` shows: the definitions load in any case.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.secrets import resolve_variables
 from arroyo_dagster.redaction import redact_text, redact_url
 
 LIST_WITHIN = 20.0
@@ -52,8 +54,10 @@ class PipelineSource:
         from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
         from arroyo_dagster.state.model.clock import wall_clock
 
-        url = redact_url(str(self.store.checkpoint_url))
+        url = _shown(self.store.checkpoint_url)
         try:
+            for resource in (self.store, self.directory):
+                resolve_variables(type(resource).__name__, dict(resource))  # says what is not set
             store = self.store.process_config_and_initialize()
             directory = self.directory.process_config_and_initialize()
             url = redact_url(store.checkpoint_url)
@@ -87,7 +91,9 @@ class PipelineSource:
 
     def definitions(self, build: Callable[[PipelineList], dg.Definitions]) -> dg.Definitions:
         """Build definitions of the list; in the process of a run, of that of its code server."""
-        return _Loader(self, build).build_defs()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.PreviewWarning)  # of what Dagster itself calls
+            return _Loader(self, build).build_defs()
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,12 @@ def read_list(path: str | Path, url: str) -> PipelineList:
     try:
         return PipelineList.from_json(Path(path).read_text(encoding="utf-8"), str(path))
     except (ArroyoStateError, OSError, ValueError) as error:
-        return PipelineList(redact_url(url), problem=_reason(error))
+        return PipelineList(_shown(url), problem=_reason(error))
+
+
+def _shown(url: str) -> str:
+    """Return a URL without secrets; the name of a variable, which may not be set."""
+    return url.env_var_name if isinstance(url, dg.EnvVar) else redact_url(url)
 
 
 def _reason(error: Exception) -> str:

@@ -44,6 +44,9 @@ PARALLEL_JOBS = 4
 _UNREPORTED = 4
 """The results of so many pipelines per thread may wait for a slow one before them."""
 
+_REASONS = 5
+"""The description of a run that failed has the reasons of so many pipelines; a table has all."""
+
 _POLL_SECONDS = 0.1
 _AGAIN_SECONDS = 25.0
 """The wait before pipelines are served again whose store failed: longer than a lease's renewal."""
@@ -211,7 +214,9 @@ class Results:
         """
         failed = self.failed
         if failed:
-            reasons = "; ".join(f"{root}: {reason}" for root, reason in failed.items())
+            lines = [f"{root}: {reason}" for root, reason in failed.items()]
+            others = ", ".join(list(failed)[_REASONS:])
+            reasons = "; ".join(lines[:_REASONS]) + (f"; likewise {others}" if others else "")
             raise dg.Failure(
                 f"{len(failed)} of {shown.counted(len(self.done), 'pipeline')} failed: {reasons}",
                 metadata={"pipelines": shown.table(self.rows())},

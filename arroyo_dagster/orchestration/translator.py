@@ -9,7 +9,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import group_names, layers
+from arroyo_dagster.orchestration.pipelines.names import group_names, key_part, layers
 from arroyo_dagster.orchestration.rendering import with_commands
 from arroyo_dagster.state.model.ids import checked_name
 from arroyo_dagster.state.planning.exports import CHANGES, EVERY, FORMATS, NEWEST, TableExport
@@ -152,7 +152,7 @@ class DagsterArroyoTranslator:
         asset = _TABLES.get(props.table) if export is None else _export_text(export)
         if asset is None:
             raise InputError("there is no such asset", table=props.table, tables=list(_TABLES))
-        deployment = [props.deployment] if props.deployment else []
+        deployment = [key_part(props.deployment)] if props.deployment else []
         text, commands, metadata = asset.text, asset.commands, {"arroyo/table": props.table}
         if pipeline is not None:
             commands = tuple(one.replace(_PIPELINE, pipeline.root) for one in commands)
@@ -270,10 +270,20 @@ class Names:
         export: TableExport | None = None,
     ) -> dg.AssetSpec:
         """Return the spec of an asset, which depends on `deps` beside what the translator says."""
+        name = (table, pipeline and pipeline.root, export and export.name)
+        if name not in self._specs:
+            self._specs[name] = self._translated(table, pipeline, export)
+        spec = self._specs[name]
+        added = [*deps]
+        return spec.replace_attributes(deps=[*spec.deps, *added]) if added else spec
+
+    def _translated(
+        self, table: str, pipeline: Pipeline | None, export: TableExport | None
+    ) -> dg.AssetSpec:
         group = FLEET_GROUP if pipeline is None else f"arroyo_{self._groups[pipeline.key]}"
         if self.deployment is not None:
             group = group.replace("arroyo_", f"arroyo_{deployment_identifier(self.deployment)}_", 1)
-        spec = self.translator.get_asset_spec(
+        return self.translator.get_asset_spec(
             ArroyoAssetProps(
                 table=table,
                 deployment=self.deployment,
@@ -282,7 +292,6 @@ class Names:
                 export=export,
             )
         )
-        return spec.replace_attributes(deps=[*spec.deps, *deps])
 
     def key(self, table: str, pipeline: Pipeline | None = None) -> dg.AssetKey:
         """Return the key of an asset."""
@@ -299,6 +308,11 @@ class Names:
         """
         description = check_description(text, name, self.translator.docs_url(), details)
         return dg.AssetCheckSpec(name, asset=asset, description=description, **more)
+
+    @functools.cached_property
+    def _specs(self) -> dict[Any, dg.AssetSpec]:
+        """What the translator said: keys are asked for many times."""
+        return {}
 
     @functools.cached_property
     def _groups(self) -> Mapping[tuple[str, ...], str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import inspect
 import json
 import os
 import re
@@ -15,39 +18,36 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
-from dagster._utils.schedules import (
-    is_valid_cron_string,
-    schedule_execution_time_iterator,
-)
 from dagster.components.testing import create_defs_folder_sandbox
-from hypothesis import example, given
-from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.yaml.cron import CRON
-from arroyo_dagster.orchestration.yaml.scaffolder import format_yaml
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.yaml.fields import Advanced
+from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateParams, ArroyoStateScaffolder
+from arroyo_dagster.state.storage import open_store
+from tests.fleets import Written, protocol_job
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "dagster-project"
 TYPE = "arroyo_dagster.ArroyoStateComponent"
 ATTRIBUTES: dict[str, Any] = {
     "checkpoint_url": "/does/not/exist",
-    "layout": "protocol",
+    "mode": "maintain",
+    "running": True,
     "deployment": "blue",
-    "sensor_running": True,
-    "compaction_sensor": True,
-    "schedules": {"fleet": "*/5 * * * *", "timezone": "Europe/Berlin", "running": True},
     "arroyo_api_url": "http://arroyo:5115",
-    "window": {"jobs": ["job_x"], "between": "02:00-04:00", "time_zone": "Asia/Tokyo"},
-    "fork": {
-        "nightly": {"source": "job_a", "job": "job_b", "source_url": "/other", "window": True},
-        "cron": "7 4 * * *",
-    },
-    "owners": ["team:streaming"],
-    "tags": {"domain": "payments"},
+    "freshness": "15m",
+    "lineage": {"sources": False},
     "translation": {"group_name": "streaming", "tags": {"team": "platform"}},
+    "advanced": {
+        "layout": "protocol",
+        "schedules": {"fleet": "*/5 * * * *", "timezone": "Europe/Berlin"},
+        "window": {"jobs": ["job_x"], "between": "02:00-04:00", "time_zone": "Asia/Tokyo"},
+        "fork": {"nightly": {"source": "job_a"}, "job": "p/job_b", "cron": "7 4 * * *"},
+        "owners": ["team:streaming"],
+        "tags": {"domain": "payments"},
+    },
 }
 
 
@@ -76,15 +76,28 @@ def refusal(*documents: dict[str, Any]) -> str:
     return str(error)
 
 
-def test_yaml_gives_the_definitions() -> None:
-    (component,), defs = load(ATTRIBUTES)
+def written(folder: Path, *roots: str) -> str:
+    """Write pipelines below a folder; its URL."""
+    store = open_store(str(folder))
+    for root in roots:
+        Written(store, protocol_job(*root.split("/"))).epochs(1)
+    return str(folder)
+
+
+def test_yaml_gives_the_definitions(tmp_path: Path) -> None:
+    url = written(tmp_path / "state", "p/job_b")
+    (component,), defs = load({**ATTRIBUTES, "checkpoint_url": url})
     assert isinstance(component, ArroyoStateComponent)
     specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
-    assert {"arroyo/blue/checkpoint", "arroyo/blue/fleet"} <= specs.keys()
-    assert {spec.group_name for spec in specs.values()} == {"streaming"}
-    for spec in specs.values():
+    below = {"checkpoint", "compacted_state", "forked_state"}
+    assert {f"arroyo/blue/p/job_b/{table}" for table in below} <= specs.keys()
+    ours = [spec for name, spec in specs.items() if name.startswith("arroyo/")]
+    assert {spec.group_name for spec in ours} == {"streaming"}
+    for spec in ours:
         assert spec.owners == ["team:streaming"]
         assert (spec.tags["team"], spec.tags["domain"]) == ("platform", "payments")
+    policy = specs["arroyo/blue/p/job_b/checkpoint"].freshness_policy
+    assert policy == dg.FreshnessPolicy.time_window(fail_window=dt.timedelta(minutes=15))
     schedule = defs.resolve_schedule_def("arroyo_blue_fleet_schedule")
     assert schedule.cron_schedule == "*/5 * * * *"
     assert schedule.execution_timezone == "Europe/Berlin"
@@ -93,37 +106,31 @@ def test_yaml_gives_the_definitions() -> None:
     assert (window.cron_schedule, window.execution_timezone) == ("0 2 * * *", "Asia/Tokyo")
     fork = defs.resolve_schedule_def("arroyo_blue_fork_schedule")
     assert (fork.cron_schedule, fork.default_status.value) == ("7 4 * * *", "RUNNING")
-    assert "arroyo/blue/forked_state" in specs
-    assert defs.resolve_sensor_def("arroyo_blue_compaction_sensor").default_status.value == (
-        "RUNNING"
-    )
 
 
-def test_a_fork_in_a_window_brings_what_starts_a_job_that_it_left_stopped() -> None:
-    nightly = {"source": "job_a", "job": "job_b"}
-    for in_window in (False, True):
-        _, defs = load(
-            {"checkpoint_url": "/x", "fork": {"nightly": nightly | {"window": in_window}}}
-        )
-        sensors = {one.name for one in defs.sensors or ()}
-        assert ("arroyo_window_recovery" in sensors) is in_window
-    _, defs = load({"checkpoint_url": "/x", "fork": {}})
-    assert "arroyo_fork" in {job.name for job in defs.resolve_all_job_defs()}
-    assert "arroyo_fork_schedule" not in {one.name for one in defs.schedules or ()}
+def test_defaults_view_and_start_nothing(tmp_path: Path) -> None:
+    _, defs = load({"checkpoint_url": written(tmp_path, "a/main")})
+    assert {job.name for job in defs.resolve_all_job_defs()} - {"__ASSET_JOB"} == {
+        "arroyo_verify",
+        "arroyo_fleet",
+    }
+    repository = defs.get_repository_def()
+    for one in (*repository.schedule_defs, *repository.sensor_defs):
+        assert one.default_status.value == "STOPPED"
 
 
 # ---- several components --------------------------------------------------------------------------
 
 
-def test_components_of_one_project_keep_apart(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    for name in ("none", "a", "b"):
-        (tmp_path / name).mkdir()
-    common = {"window": ATTRIBUTES["window"], "compaction_sensor": True}
-    documents = [{**common, "checkpoint_url": str(tmp_path / "none")}]
-    documents += [
-        {**common, "checkpoint_url": str(tmp_path / name), "deployment": name} for name in "ab"
-    ]
+def test_components_of_one_project_keep_apart(tmp_path: Path) -> None:
+    urls = {name: written(tmp_path / name, f"job_{name}/main") for name in ("none", "a", "b")}
+    common = {
+        "mode": "maintain",
+        "arroyo_database": "/nowhere.sqlite",
+        "advanced": {"window": ATTRIBUTES["advanced"]["window"]},
+    }
+    documents = [{**common, "checkpoint_url": urls["none"]}]
+    documents += [{**common, "checkpoint_url": urls[name], "deployment": name} for name in "ab"]
     _, defs = load(*documents)
     repository = defs.get_repository_def()
     every = [*repository.get_all_jobs(), *repository.sensor_defs, *repository.schedule_defs]
@@ -133,17 +140,12 @@ def test_components_of_one_project_keep_apart(tmp_path: Path, monkeypatch: Any) 
         assert {name.replace("arroyo_", f"arroyo_{deployment}_") for name in plain} <= names
     assert "arroyo_fleet_schedule" in plain
     assert {"arroyo_store", "arroyo_a_store", "arroyo_b_store"} <= (defs.resources or {}).keys()
-    with dg.DagsterInstance.ephemeral() as instance:
-        for deployment in "ab":
-            job = defs.resolve_job_def(f"arroyo_{deployment}_sync_partitions")
-            key = f"job_{deployment}"
-            folder = tmp_path / deployment / key / "checkpoints" / "checkpoint-0000001"
-            folder.mkdir(parents=True)
-            (folder / "metadata").write_bytes(b"")
-            assert job.execute_in_process(instance=instance).success
-        assert instance.get_dynamic_partitions("arroyo_a_jobs") == ["job_a"]
-        assert instance.get_dynamic_partitions("arroyo_b_jobs") == ["job_b"]
-        assert instance.get_dynamic_partitions("arroyo_jobs") == []
+    keys = {key.to_user_string() for key in defs.resolve_all_asset_keys()}
+    assert {
+        "arroyo/job_none/main/checkpoint",
+        "arroyo/a/job_a/main/checkpoint",
+        "arroyo/b/job_b/main/checkpoint",
+    } <= keys
 
 
 @pytest.mark.parametrize(
@@ -159,42 +161,49 @@ def test_two_components_of_one_name_are_refused(names: tuple[Any, Any], what: st
 
 # ---- what is wrong -------------------------------------------------------------------------------
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "checkpoint_uri": ({"checkpoint_uri": "/x"}, "did you mean checkpoint_url?"),
-    "layout": ({"layout": "modern"}, "'auto', 'legacy' or 'protocol'"),
-    "checkpoint_url": ({"checkpoint_url": "ftp://x/y"}, "not a checkpoint URL"),
-    "arroyo_api_url": ({"arroyo_api_url": "arroyo:5115"}, "begin it with http://"),
-    "deployment": ({"deployment": "a b"}, "not a name"),
-    "owners.0": ({"owners": ["streaming"]}, "not an owner"),
-    "schedules.flet": ({"schedules": {"flet": "@daily"}}, "did you mean fleet?"),
-    "schedules.gc": ({"schedules": {"gc": "every day"}}, "not a cron expression"),
-    "schedules.fleet": ({"schedules": {"fleet": "99 * * * *"}}, "of possible times"),
-    "schedules.audit": ({"schedules": {"audit": "0 0 31 2,4 *"}}, "of possible times"),
-    "schedules.timezone": ({"schedules": {"timezone": "Europe/Berlinn"}}, "name of a time zone"),
-    "window.between": ({"window": {"jobs": ["x"], "between": "25:00-26:00"}}, "HH:MM-HH:MM"),
-    "window.jobs": ({"window": {"jobs": [], "between": "01:00-02:00"}}, "at least 1 item"),
-    "maintenance.most_jobs": ({"maintenance": {"most_jobs": -4}}, "greater than or equal to 1"),
-    "maintenance.keep_days": ({"maintenance": {"keep_days": -1}}, "greater than or equal to 0"),
-    "maintenance.delete": ({"maintenance": {"delete": "perhaps"}}, "valid boolean"),
-    "maintenance.compaction.sort": ({"maintenance": {"compaction": {"sort": "x"}}}, "'replay'"),
-    "fork.cron": ({"fork": {"cron": "nightly"}}, "not a cron expression"),
-    "fork.nightly.epoch": (
-        {"fork": {"nightly": {"source": "a", "job": "b", "epoch": 0}}},
-        "greater than or equal to 1",
-    ),
-    "fork.nightly.windows": (
-        {"fork": {"nightly": {"source": "a", "job": "b", "windows": True}}},
-        "did you mean window?",
-    ),
-    "sensor.events": ({"sensor": {"events": 0}}, "greater than or equal to 1"),
-    "checks.recent_minutes": ({"checks": {"recent_minutes": 0}}, "greater than 0"),
+_WINDOW = {"jobs": ["x"], "between": "01:00-02:00"}
+WRONG: dict[str, tuple[Any, str]] = {
+    "checkpoint_uri": ("/x", "did you mean checkpoint_url?"),
+    "checkpoint_url": ("ftp://x/y", "not a checkpoint URL"),
+    "mode": ("maintian", "'view' or 'maintain'"),
+    "arroyo_api_url": ("arroyo:5115", "begin it with http://"),
+    "deployment": ("a b", "not a name"),
+    "freshness": ("soon", "not a duration, such as 90s"),
+    "advanced.layout": ("modern", "'auto', 'legacy' or 'protocol'"),
+    "advanced.owners.0": ("streaming", "not an owner"),
+    "advanced.schedules.flet": ("@daily", "did you mean fleet?"),
+    "advanced.schedules.timezone": ("Europe/Berlinn", "name of a time zone"),
+    "advanced.window.between": ("25:00-26:00", "HH:MM-HH:MM"),
+    "advanced.window.jobs": ([], "at least 1 item"),
+    "advanced.maintenance.most_jobs": (-4, "greater than or equal to 1"),
+    "advanced.maintenance.gc.keep_days": (-1, "greater than or equal to 0"),
+    "advanced.maintenance.compaction.sort": ("x", "'replay'"),
+    "advanced.fork.nightly.epoch": (0, "greater than or equal to 1"),
+    "advanced.fork.nightly.windows": (True, "did you mean window?"),
+    "advanced.sensor.events": (0, "greater than 0"),
+    "advanced.verify.audit_after": ("1 fortnight", "not a duration"),
+    "advanced.verify.health.usuall": (1, "the fields are"),
 }
+_BESIDE: dict[str, dict[str, Any]] = {
+    "advanced.window": _WINDOW,
+    "advanced.fork.nightly": {"source": "a"},
+}
+
+
+def wrong_at(place: str) -> dict[str, Any]:
+    """The attributes with a wrong value at a place."""
+    value: Any = WRONG[place][0]
+    names = place.split(".")
+    while names:
+        name = names.pop()
+        beside = _BESIDE.get(".".join(names), {})
+        value = [value] if name.isdigit() else {**beside, name: value}
+    return {"checkpoint_url": "/x", **value}
 
 
 @pytest.mark.parametrize("place", WRONG)
 def test_what_is_wrong_is_named_by_the_schema_and_when_loading(place: str) -> None:
-    wrong, expected = WRONG[place]
-    attributes = {"checkpoint_url": "/x", **wrong}
+    attributes, expected = wrong_at(place), WRONG[place][1]
     schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
     (found,) = schema.iter_errors(attributes)
     path = [str(part) for part in found.absolute_path]
@@ -210,8 +219,11 @@ def test_what_the_schema_cannot_say_is_the_last_line() -> None:
     found = refusal({"checkpoint_url": "/x", "storage_options": {"secret_access_key": "hunter2"}})
     assert re.search(r"defs\.yaml:1: .*secret_access_key must name an environment variable", found)
     assert "hunter2" not in found
-    status = refusal({"checkpoint_url": "/x", "assume": {"orders/main": "flying"}})
+    status = refusal({"checkpoint_url": "/x", "advanced": {"assume": {"orders/main": "flying"}}})
     assert re.search(r"defs\.yaml:1: the status of a job is unknown .*flying.* use one of ", status)
+    cron = {"schedules": {"fleet": "every day"}}
+    schedule = refusal({"checkpoint_url": "/x", "advanced": cron})
+    assert re.search(r"defs\.yaml:1: .*every day.*arroyo_fleet_schedule", schedule)
 
 
 def test_a_variable_that_is_not_set_is_named_as_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,54 +235,19 @@ def test_a_variable_that_is_not_set_is_named_as_the_cause(monkeypatch: pytest.Mo
     )
 
 
-NUMBERS = st.one_of(st.integers(0, 75).map(str), st.sampled_from(["00", "007", "*", "jan", "Mon"]))
-BANDS = st.one_of(NUMBERS, st.tuples(NUMBERS, NUMBERS).map("-".join))
-STEPPED = st.one_of(BANDS, st.tuples(BANDS, st.integers(0, 70).map(str)).map("/".join))
-PARTS = st.one_of(STEPPED, st.sampled_from(["?", "l", "L", "mon#2", "2#6", "5#1,6#1", "L5", "-1"]))
-LISTS = st.lists(PARTS, min_size=1, max_size=2).map(",".join)
-POSSIBLE = [st.integers(0, top).map(str) | st.just("*") for top in (59, 23, 31, 12, 7)]
-CRONS = st.one_of(
-    st.tuples(*POSSIBLE).map(" ".join),
-    st.tuples(*(st.one_of(one, one, one, LISTS) for one in POSSIBLE)).map(" ".join),
-    st.lists(LISTS, min_size=4, max_size=6).map(" ".join),
-    st.sampled_from(["@daily", "@Daily", "@reboot", "@daily ", " 0  0\t* * * ", ""]),
-)
-SURELY = re.compile(r"[0-9*,/\- ]+")
-
-
-@given(CRONS)
-@example("* * * 0-0 0")
-def test_cron_expressions_are_those_that_dagster_accepts(text: str) -> None:
-    ours = re.search(CRON, text) is not None
-    if ours:
-        assert is_valid_cron_string(text)
-        assert cron_ticks(text)
-    elif is_valid_cron_string(text):
-        # What is refused beyond that: days that do not exist, month 0, and rare forms of names.
-        no_month = re.search(r"\b0\b", " ".join(text.split()[2:4])) is not None
-        assert no_month or not SURELY.fullmatch(text) or not cron_ticks(text)
-
-
-def cron_ticks(text: str) -> bool:
-    """Whether an expression has a next time."""
-    try:
-        next(schedule_execution_time_iterator(0.0, text, "UTC"))
-    except Exception:
-        return False
-    return True
-
-
 def test_templates_are_allowed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ARROYO_TEST_JOBS", "7")
-    attributes = {
+    schedules = "{{ {'gc': '@daily'} }}"
+    maintenance = {"most_jobs": "{{ env.ARROYO_TEST_JOBS|int }}"}
+    attributes: dict[str, Any] = {
         "checkpoint_url": "{{ env.HOME }}/x",
-        "maintenance": {"most_jobs": "{{ env.ARROYO_TEST_JOBS|int }}"},
-        "schedules": "{{ {'gc': '@daily'} }}",
+        "advanced": {"maintenance": maintenance, "schedules": schedules},
     }
     schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
     assert list(schema.iter_errors(attributes)) == []
-    (component,), _ = load({**attributes, "schedules": {"gc": "@daily"}})
-    assert component.maintenance.most_jobs == 7
+    attributes["advanced"]["schedules"] = {"gc": "@daily"}
+    (component,), _ = load(attributes)
+    assert component.advanced.maintenance.most_jobs == 7
     assert component.checkpoint_url == f"{os.environ['HOME']}/x"
 
 
@@ -289,7 +266,7 @@ def test_every_field_of_the_schema_has_a_description() -> None:
     assert len(found) > 70
     assert [(title, name) for title, name, field in found if not field.get("description")] == []
     examples = {name for _, name, field in found if field.get("examples")}
-    assert {".checkpoint_url", ".storage_options", ".owners", ".between", ".gc"} <= examples
+    assert {".checkpoint_url", ".storage_options", ".owners", ".between"} <= examples
 
 
 def _is_ours(name: str) -> bool:
@@ -298,23 +275,24 @@ def _is_ours(name: str) -> bool:
 
 
 def test_every_argument_of_the_python_api_has_a_field() -> None:
-    import inspect
-
     arguments = inspect.signature(build_arroyo_definitions).parameters.keys()
+    options = {field.name for field in dataclasses.fields(ArroyoOptions)}
     elsewhere = {
         "store": "checkpoint_url",
+        "options": "advanced",
+        "pipelines": "defs_state",
         "runner": "maintenance",
         "translator": "translation",
-        "schedules_running": "schedules",
-        "recent": "checks",
-        "health": "checks",
-        "audit": "checks",
-        "sdf": "checks",
+        "waiting_limit": "verify",
+        "sdf": "dataflows",
         "directory": "assume",
     }
-    assert {
-        elsewhere.get(name, name) for name in arguments
-    } <= ArroyoStateComponent.model_fields.keys()
+    fields = ArroyoStateComponent.model_fields.keys() | Advanced.model_fields.keys()
+    assert {elsewhere.get(name, name) for name in arguments | options} <= fields
+    top = "checkpoint_url mode running delete deployment storage_options delete_options gone"
+    top += " arroyo_api_url arroyo_api_token arroyo_database freshness lineage defs_state"
+    expected = {*top.split(), "translation", "advanced"}
+    assert ArroyoStateComponent.model_fields.keys() == expected
 
 
 # ---- dg ------------------------------------------------------------------------------------------
@@ -367,7 +345,7 @@ def test_dg_scaffolds_and_checks_projects(tmp_path: Path) -> None:
         [here, "scaffold", "defs", TYPE, "staging", *url],
         [here, "check", "yaml"],
         [here, "check", "defs"],
-        [here, "write", str(staging / "defs.yaml"), f"{wrong}  schedules: {{flet: '@daily'}}\n"],
+        [here, "write", str(staging / "defs.yaml"), f"{wrong}  lineage: {{sinkz: true}}\n"],
         [here, "check", "yaml", str(staging)],
         [here, "write", str(staging / "defs.yaml"), wrong],
         [here, "check", "defs"],
@@ -376,16 +354,19 @@ def test_dg_scaffolds_and_checks_projects(tmp_path: Path) -> None:
     assert scaffolded[0] == checked[0] == accepted[0] == ours[0] == 0, (scaffolded, accepted, ours)
     assert typo[0] == 1
     assert "staging/defs.yaml:4 - " in typo[1]
-    assert "attributes.schedules.flet Additional properties are not allowed" in typo[1]
+    assert "attributes.lineage.sinkz Additional properties are not allowed" in typo[1]
     assert refused[0] == 1
 
 
-def test_a_scaffolded_file_lists_every_field_and_is_valid() -> None:
-    given = {"checkpoint_url": "s3://bucket/x", "deployment": "a"}
-    text = format_yaml(TYPE, ArroyoStateComponent, given)
-    assert yaml.safe_load(text) == {"type": TYPE, "attributes": given}
+@pytest.mark.parametrize("given", [{}, {"deployment": "a", "arroyo_api_url": "http://arroyo"}])
+def test_a_scaffolded_file_is_short_and_valid(given: dict[str, str], tmp_path: Path) -> None:
+    params = ArroyoStateParams(checkpoint_url=str(tmp_path), **given)
+    request = dg.ScaffoldRequest(TYPE, tmp_path, "yaml", tmp_path, params)
+    ArroyoStateScaffolder().scaffold(request)
+    text = (tmp_path / "defs.yaml").read_text()
+    assert len(text.splitlines()) <= 15
     assert max(map(len, text.splitlines())) <= 100
-    everything = yaml.safe_load(re.sub(r"(?m)^( +)#(- |  )?(\w)", r"\1\2\3", text))["attributes"]
-    assert everything.keys() == ArroyoStateComponent.model_fields.keys()
-    schema = Draft202012Validator(ArroyoStateComponent.model().model_json_schema())
-    assert [error.message for error in schema.iter_errors(everything)] == []
+    everything = yaml.safe_load(re.sub(r"(?m)^  # (\w+: )", r"  \1", text))["attributes"]
+    assert yaml.safe_load(text)["attributes"].items() <= everything.items()
+    assert {"running", "delete"} <= everything.keys()
+    load(everything)

@@ -3,110 +3,187 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.orchestration import failures
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
-from arroyo_dagster.orchestration.translator import ArroyoTableProps, DagsterArroyoTranslator
+from arroyo_dagster.orchestration.lineage import Lineage
+from arroyo_dagster.orchestration.pipelines.listing import with_keys
+from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline, PipelineList
+from arroyo_dagster.orchestration.resources import SparkSessionResource
+from arroyo_dagster.orchestration.translator import (
+    EVERY_PIPELINE,
+    ArroyoAssetProps,
+    DagsterArroyoTranslator,
+)
 from arroyo_dagster.spark.session import OpenedSession
 from arroyo_dagster.spark.settings import SparkChoice
-
-ROOT = Path(__file__).parents[2]
-NOWHERE = "/does/not/exist/anywhere"
 
 
 def keys(defs: dg.Definitions) -> set[str]:
     return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
 
 
-LOADED = """
-import builtins, json, os, sys
-opened, started = [], []
-def watch(event, args):
-    if event in ("open", "os.mkdir", "os.listdir", "os.scandir", "socket.connect"):
-        opened.append(str(args[0]))
-    if event in ("subprocess.Popen", "os.posix_spawn", "os.fork"):
-        started.append(str(args[0]))
-sys.addaudithook(watch)
-import definitions, dagster
-import dagster.components.core.component_tree, pydantic.json_schema, time
-started_at = time.process_time()
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-ArroyoStateComponent.model().model_json_schema()
-component = dagster.build_defs_for_component(ArroyoStateComponent(checkpoint_url="/x"))
-seconds = time.process_time() - started_at
-dagster.Definitions.validate_loadable(definitions.defs)
-modules = sorted({name.partition(".")[0] for name in sys.modules})
-print(json.dumps({"opened": opened, "started": started, "modules": modules, "seconds": seconds,
-    "storage": [name for name in sys.modules if name.startswith("arroyo_dagster.state.storage.")]}))
-"""
-
-
-def test_loading_the_code_location_touches_no_store_and_starts_no_jvm(tmp_path: Path) -> None:
-    url = str(tmp_path / "never-made")
-    environment = {**os.environ, "ARROYO__CHECKPOINT_URL": url, "DAGSTER_HOME": str(tmp_path)}
-    answer = subprocess.run(
-        [sys.executable, "-c", LOADED],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(answer.stdout.splitlines()[-1])
-    assert not [path for path in found["opened"] if str(tmp_path) in path]
-    assert not [program for program in found["started"] if "java" in program]
-    assert not {"pyspark", "pyarrow", "polars", "pandas", "s3fs", "obstore"} & {*found["modules"]}
-    assert found["storage"] == []
-    assert found["seconds"] < 1  # what the component adds, of 1.5 s for `dg check defs`
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_environment_configures_the_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARROYO_RUNNING", "1")
-    monkeypatch.setenv("ARROYO_DEPLOYMENT", "blue")
-    monkeypatch.setenv("ARROYO_SENSOR_SECONDS", "45")
-    monkeypatch.delitem(sys.modules, "definitions", raising=False)
-    import definitions
-
-    monkeypatch.delitem(sys.modules, "definitions")
-    assert "arroyo/blue/fleet" in keys(definitions.defs)
-    sensor = definitions.defs.resolve_sensor_def("arroyo_blue_checkpoint_sensor")
-    assert sensor.minimum_interval_seconds == 45
-    assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
-
-
 # ---- names ---------------------------------------------------------------------------------------
 
 
 class Prefixed(DagsterArroyoTranslator):
-    def get_asset_spec(self, props: ArroyoTableProps) -> dg.AssetSpec:
+    def get_asset_spec(self, props: ArroyoAssetProps) -> dg.AssetSpec:
         spec = super().get_asset_spec(props)
         named = spec.replace_attributes(key=spec.key.with_prefix("prod"), owners=["team:streams"])
         return named.merge_attributes(tags={"tier": "one"})
 
 
-def test_a_translator_renames_every_asset_and_what_depends_on_it() -> None:
-    defs = build_arroyo_definitions(NOWHERE, translator=Prefixed())
+def pipeline(root: str, key: tuple[str, ...] | None = None, **fields: Any) -> Pipeline:
+    """A managed pipeline."""
+    return Pipeline(root, key or tuple(root.split("/")), **{"managed": True, **fields})
+
+
+def listed(*pipelines: Pipeline) -> PipelineList:
+    return PipelineList("memory://x", pipelines, {one.root: one.key for one in pipelines})
+
+
+def built(*pipelines: Pipeline, **given: Any) -> dg.Definitions:
+    """The definitions of these pipelines, with all assets."""
+    given = {"mode": "maintain", "pipelines": listed(*pipelines), **given}
+    defs = build_arroyo_definitions("memory://x", **given)
     dg.Definitions.validate_loadable(defs)
+    return defs
+
+
+def test_a_translator_renames_every_asset_and_what_depends_on_it() -> None:
+    defs = built(pipeline("words/main"), options=ArroyoOptions(translator=Prefixed()))
     assert all(key.startswith("prod/arroyo/") for key in keys(defs))
     graph = defs.resolve_asset_graph()
-    catalog = graph.get(dg.AssetKey(["prod", "arroyo", "epoch_catalog"]))
-    assert {key.path[0] for key in catalog.parent_keys} == {"prod"}
-    assert catalog.owners == ["team:streams"]
-    assert catalog.tags["tier"] == "one"
+    compacted = graph.get(dg.AssetKey(["prod", "arroyo", "words", "main", "compacted_state"]))
+    assert {key.path[0] for key in compacted.parent_keys} == {"prod"}
+    assert compacted.owners == ["team:streams"]
+    assert compacted.tags["tier"] == "one"
+
+
+NAMES = st.one_of(
+    st.text(alphabet="ab-_. /ä", min_size=1, max_size=6),
+    st.text(min_size=1, max_size=255),
+    st.sampled_from(["a-b", "a_b", "a.b", "ü", "a/b", "/", "x" * 255, "🚰" * 60]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(NAMES, min_size=1, max_size=5, unique=True))
+@example(["a-b", "a_b", "a.b", "a b", "a/b"])
+def test_pipelines_of_any_names_load_each_with_its_own_outputs_and_checks(names: list[str]) -> None:
+    given = {
+        f"pl_{number}/job": name.encode(errors="replace").decode()
+        for number, name in enumerate(names)
+    }
+    found = with_keys({}, given)
+    defs = built(*(pipeline(root, found[root], name=given[root]) for root in given))
+    repository = defs.get_repository_def()
+    tables = ("checkpoint", "compacted_state", "retained_epochs")
+    every = {dg.AssetKey(["arroyo", *key, table]) for key in found.values() for table in tables}
+    assert len(every) == 3 * len(given)
+    assert {*defs.resolve_all_asset_keys()} == {*every, dg.AssetKey(["arroyo", "fleet"])}
+    outputs = [
+        (asset.op.name, name)
+        for asset in repository.asset_graph.assets_defs
+        if asset.is_executable
+        for name in asset.keys_by_output_name
+    ]
+    assert len(outputs) == len({*outputs}) == 2 * len(given) + 1
+    checks = {key for key in repository.asset_graph.asset_check_keys if key.name != EVERY_PIPELINE}
+    expected = {key for key in every if key.path[-1] == "checkpoint"}
+    assert {(key.asset_key, key.name) for key in checks} == {
+        (key, name) for key in expected for name in ("restorable", "healthy")
+    }
+
+
+def test_two_deployments_merge() -> None:
+    ends = {"sources": (KAFKA,), "sinks": (Endpoint(("lake", "blue"), "sink_x_1", "filesystem"),)}
+    blue = built(pipeline("words/main", **ends), deployment="blue-1")
+    merged = dg.Definitions.merge(blue, built(pipeline("words/main", sources=(KAFKA,))))
+    dg.Definitions.validate_loadable(merged)
+    assert {
+        "arroyo/words/main/checkpoint",
+        "arroyo/blue-1/words/main/checkpoint",
+        "lake/blue",
+    } <= keys(merged)
+    assert merged.resolve_job_def("arroyo_blue_1_verify")
+
+
+# ---- lineage -------------------------------------------------------------------------------------
+
+KAFKA = Endpoint(("kafka", "orders"), "source_orders_0", "kafka")
+LAKE = Endpoint(("lake", "orders"), "sink_orders_1", "filesystem")
+
+
+@dg.asset(key=["lake", "orders"])
+def orders() -> None:
+    """An asset of the user's own, with the key of a sink."""
+
+
+def test_an_asset_of_the_key_of_a_sink_is_refused_until_the_key_is_left_to_its_owner() -> None:
+    mine = dg.Definitions(assets=[orders])
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"lake.*orders"):
+        dg.Definitions.validate_loadable(
+            dg.Definitions.merge(built(pipeline("a/main", sinks=(LAKE,))), mine)
+        )
+    options = ArroyoOptions(lineage=Lineage(sinks={"lake/orders": None}))
+    defs = dg.Definitions.merge(built(pipeline("a/main", sinks=(LAKE,)), options=options), mine)
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_a_sink_with_two_writers_is_one_asset_that_depends_on_both() -> None:
+    defs = built(
+        pipeline("a/main", sources=(KAFKA,), sinks=(LAKE,)), pipeline("b/main", sinks=(LAKE,))
+    )
+    graph = defs.resolve_asset_graph()
+    parents = graph.get(dg.AssetKey(["lake", "orders"])).parent_keys
+    assert {key.to_user_string() for key in parents} == {
+        "arroyo/a/main/checkpoint",
+        "arroyo/b/main/checkpoint",
+    }
+    checkpoint = graph.get(dg.AssetKey(["arroyo", "a", "main", "checkpoint"]))
+    assert {key.to_user_string() for key in checkpoint.parent_keys} == {"kafka/orders"}
+
+
+def test_a_ring_of_pipelines_is_evaluated_by_automation_conditions() -> None:
+    topics = {name: Endpoint(("kafka", name), f"source_{name}_0", "kafka") for name in "ab"}
+    defs = built(
+        pipeline("one/main", sources=(topics["a"],), sinks=(topics["b"],)),
+        pipeline("two/main", sources=(topics["b"],), sinks=(topics["a"],)),
+    )
+
+    @dg.asset(
+        deps=[["arroyo", "one", "main", "checkpoint"], ["arroyo", "two", "main", "checkpoint"]],
+        automation_condition=dg.AutomationCondition.eager(),
+    )
+    def report() -> None:
+        pass
+
+    merged = dg.Definitions.merge(defs, dg.Definitions(assets=[report]))
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.evaluate_automation_conditions(defs=merged, instance=instance)
+        for name in ("one", "two"):
+            key = dg.AssetKey(["arroyo", name, "main", "checkpoint"])
+            instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        result = dg.evaluate_automation_conditions(
+            defs=merged, instance=instance, cursor=result.cursor
+        )
+        assert result.total_requested == 1
+    left_out = [
+        spec.metadata["arroyo/edges_that_close_a_cycle"]
+        for spec in defs.resolve_all_asset_specs()
+        if "arroyo/edges_that_close_a_cycle" in spec.metadata
+    ]
+    assert left_out == ["kafka/a"]
 
 
 # ---- failures ------------------------------------------------------------------------------------
@@ -163,43 +240,6 @@ def test_everything_that_looks_gets_a_write_protected_store(deployed: Any) -> No
     deployed.resource.writable().put(StatePath("a"), b"")
 
 
-def test_the_catalogue_lies_below_dagster_home_by_default(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    resource = ArroyoStateStore(checkpoint_url="memory://somewhere")
-    assert resource.catalogue().url.startswith(f"file://{tmp_path}/arroyo_catalogue/default/")
-
-
-def test_without_dagster_home_it_lies_where_the_instance_keeps_its_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    found: list[str] = []
-
-    @dg.op
-    def view(arroyo_store: ArroyoStateStore) -> None:
-        found.append(arroyo_store.catalogue().url)
-
-    @dg.job(resource_defs={"arroyo_store": ArroyoStateStore(checkpoint_url="memory://x")})
-    def job() -> None:
-        view()
-
-    assert job.execute_in_process(instance=dg.DagsterInstance.ephemeral()).success
-    assert "/arroyo_catalogue/default/" in found[0]
-    with pytest.raises(InputError, match="the catalogue's place is not configured"):
-        ArroyoStateStore(checkpoint_url="memory://x").catalogue()
-
-
-@pytest.mark.parametrize("catalogue", ["", "/below/it"])
-def test_the_catalogue_never_lies_below_the_checkpoint_url(tmp_path: Path, catalogue: str) -> None:
-    resource = ArroyoStateStore(
-        checkpoint_url=str(tmp_path), catalogue_url=f"{tmp_path}{catalogue}"
-    )
-    with pytest.raises(InputError, match="cannot be stored below the checkpoint URL"):
-        resource.catalogue()
-
-
 def test_only_a_session_that_was_started_here_is_stopped() -> None:
     class Session:
         stopped = False
@@ -223,6 +263,5 @@ def test_dots_in_names_are_no_trouble_for_dagster_1_12(monkeypatch: pytest.Monke
         return "_".join(key.path).replace("-", "_")
 
     monkeypatch.setattr(builder, "stringify_asset_key_to_input_name", of_1_12)
-    words = Path("examples/sdf/words/dataflow.yaml")
-    defs = build_arroyo_definitions("/x", deployment="eu.1", dataflows=[words])
-    dg.Definitions.validate_loadable(defs)
+    key = with_keys({}, {"a.b/main": None})["a.b/main"]
+    built(pipeline("a.b/main", key), deployment="eu.1")

@@ -98,8 +98,10 @@ def verify_pipeline(
 
 
 def _alerted(verdict: Verdict, last: LastResult | None, options: VerifyOptions) -> float | None:
-    """When a run failed lately because of the same errors; None if none did."""
-    if last is None or not last.is_error or last.metadata.get(FINDINGS) != len(verdict.findings):
+    """When a run failed lately because of as many errors or more; None if none did."""
+    if last is None or not last.is_error:
+        return None
+    if int(last.metadata.get(FINDINGS) or 0) < len(verdict.findings):
         return None
     alerted = float(last.metadata.get(ALERTED) or 0.0)
     return alerted if 0 <= time.time() - alerted < options.audit_after else None
