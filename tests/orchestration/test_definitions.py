@@ -17,7 +17,7 @@ from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.lineage import Lineage
 from arroyo_dagster.orchestration.pipelines.listing import with_keys
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline, PipelineList
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.translator import (
     EVERY_PIPELINE,
@@ -106,7 +106,10 @@ def test_pipelines_of_any_names_load_each_with_its_own_outputs_and_checks(names:
 
 
 def test_two_deployments_merge() -> None:
-    ends = {"sources": (KAFKA,), "sinks": (Endpoint(("lake", "blue"), "sink_x_1", "filesystem"),)}
+    ends = {
+        "sources": (KAFKA,),
+        "sinks": (LineageEndpoint(("lake", "blue"), "sink_x_1", "filesystem"),),
+    }
     blue = built(pipeline("words/main", **ends), deployment="blue-1")
     merged = dg.Definitions.merge(blue, built(pipeline("words/main", sources=(KAFKA,))))
     dg.Definitions.validate_loadable(merged)
@@ -120,8 +123,8 @@ def test_two_deployments_merge() -> None:
 
 # ---- lineage -------------------------------------------------------------------------------------
 
-KAFKA = Endpoint(("kafka", "orders"), "source_orders_0", "kafka")
-LAKE = Endpoint(("lake", "orders"), "sink_orders_1", "filesystem")
+KAFKA = LineageEndpoint(("kafka", "orders"), "source_orders_0", "kafka")
+LAKE = LineageEndpoint(("lake", "orders"), "sink_orders_1", "filesystem")
 
 
 @dg.asset(key=["lake", "orders"])
@@ -155,7 +158,7 @@ def test_a_sink_with_two_writers_is_one_asset_that_depends_on_both() -> None:
 
 
 def test_a_ring_of_pipelines_is_evaluated_by_automation_conditions() -> None:
-    topics = {name: Endpoint(("kafka", name), f"source_{name}_0", "kafka") for name in "ab"}
+    topics = {name: LineageEndpoint(("kafka", name), f"source_{name}_0", "kafka") for name in "ab"}
     defs = built(
         pipeline("one/main", sources=(topics["a"],), sinks=(topics["b"],)),
         pipeline("two/main", sources=(topics["b"],), sinks=(topics["a"],)),

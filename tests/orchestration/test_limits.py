@@ -12,11 +12,11 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from arroyo_dagster.orchestration.schedules import MAINTENANCE_TAG
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.schedules import MAINTENANCE_TAG
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "operate" / "deployment.md"
 BLOCK = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", DEPLOYMENT.read_text(), re.DOTALL)[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from arroyo_dagster.orchestration.catalog.sensor import encode_cursor
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_origin import (
     InProcessCodeLocationOrigin,
@@ -22,7 +23,6 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._daemon.types import DaemonHeartbeat
 from dagster._utils.error import SerializableErrorInfo
 
-from arroyo_dagster.orchestration.catalog.sensor import encode_cursor
 from arroyo_dagster.orchestration.readiness import check_instance
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor

@@ -263,9 +263,10 @@ class _GcRun:
             outcome: GcOutcome = run(replace(options, on_done=done.append))
         except BaseException as error:
             self.outcomes += done
-            changed = isinstance(error, ConflictError) and not isinstance(error, LeaseHeldError)
-            if changed and self.config.approved_plan is not None:  # no later run carries it out
-                raise failure_of(error) from error
+            conflict = isinstance(error, ConflictError)
+            if conflict and not isinstance(error, LeaseHeldError):
+                if self.config.approved_plan is not None:  # no later run carries it out
+                    raise failure_of(error) from error
             raise
         self.outcomes.append(outcome)
         return outcome

@@ -124,7 +124,7 @@ def merged(
     if problem is not None:
         return replace(before, problem=problem)
     names = {root: _utf8(facts.get(root, NO_FACTS).name) for root in listed}
-    keys = _with_keys(before.keys, names)
+    keys = with_keys(before.keys, names)
     known = dict(before.by_root) | {
         root: Pipeline(root, keys[root], name if is_key_of(keys[root][-1], name) else None)
         for root, name in names.items()
@@ -147,7 +147,7 @@ def gone_names(pipeline: Pipeline) -> set[str]:
     return {name for name in names if name}
 
 
-def _with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict[str, Key]:
+def with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict[str, Key]:
     keys = dict(given)
     taken = {*keys.values()}
     for root in sorted(names.keys() - keys.keys()):
