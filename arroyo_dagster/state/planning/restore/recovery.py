@@ -235,8 +235,8 @@ def resolve(
     facts: Facts,
     *,
     now_micros: int,
-    as_arroyo: bool = False,
-    only_reads: bool = False,
+    as_arroyo: bool,
+    only_reads: bool,
 ) -> Resolution:
     """Choose what worker generation `starting` restores.
 

@@ -325,7 +325,8 @@ def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: Wo
     facts: dict[StatePath, MetadataRecord | None] = dict.fromkeys(
         [PATHS.current_generation, *before]
     )
-    assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9) == StartEmpty()
+    rules = {"as_arroyo": False, "only_reads": False}
+    assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9, **rules) == StartEmpty()
     assert world.start(3) == StartEmpty()
 
 
