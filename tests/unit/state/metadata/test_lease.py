@@ -129,6 +129,7 @@ def test_newest_lease_is_the_record_of_the_last_holder() -> None:
         assert (found.path, found.token) == (PATHS.leases / "0000000003.json", 3)
         assert (found.owner, found.nonce) == (held.lease.owner, held.lease.nonce)
         assert (found.description, found.duration_micros) == ("gc", 300_000_000)
+        assert found.acquired_at_micros == clock()
         assert not found.released
 
 
@@ -154,10 +155,13 @@ def test_of_many_at_once_one_gets_it() -> None:
     assert len(won) == 1
 
 
-def test_it_is_renewed_while_its_holder_lives() -> None:
-    store = MemoryStore()
+@pytest.mark.parametrize("timeless", [False, True])
+def test_it_is_renewed_while_its_holder_lives(timeless: bool) -> None:
+    store = Timeless(MemoryStore()) if timeless else MemoryStore()
     once = FaultInjecting(store, fail_at=4, error=StorageError("down"))  # at the first renewal
     with lease(once, PATHS, "one", LeaseOptions(seconds=0.3)) as held:
+        threads = {one.daemon for one in threading.enumerate() if one.name == "arroyo-lease"}
+        assert threads == {True}, "it would keep a process that ends without a release"
         time.sleep(0.8)
         with pytest.raises(ConflictError), lease(store, PATHS, "two"):
             pass
@@ -727,6 +731,7 @@ def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once() -> None:
     held = died(store, PATHS, "hangs", clock=clock)
     with lease(store, PATHS, "breaker", LeaseOptions(clock=clock, take_over=True)) as new:
         assert new.lease.token == 2
+        assert last_released_lease(store, PATHS.leases) is None
         with pytest.raises(ConflictError, match="another process has taken it"):
             held.put(SOMETHING, b"old")
     with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as found:
@@ -825,6 +830,19 @@ def test_an_interrupt_at_any_call_leaves_the_lease_free(
             with lease(store, PATHS, "next") as held:
                 held.put(SOMETHING, b"2")
         assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_interrupt_before_the_renewal_starts_leaves_the_lease_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lease(store, PATHS, "one").__enter__()
+    assert last_released_lease(store, PATHS.leases) is not None
 
 
 # ---- waiting, taking over, nesting ---------------------------------------------------------------
