@@ -94,7 +94,7 @@ def test_what_lost_operator_metadata_of_the_newest_epochs_may_have_listed_stays(
     lost = LEGACY.operator_metadata(OPERATOR, Epoch(8 - behind))
     store.delete_many([lost])
     for asked in (orphans(**STOPPED), expiry(2, **STOPPED)):
-        refused(store, LEGACY, asked, clock, "of its objects are missing")
+        refused(store, LEGACY, asked, clock, "missing")
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["manifest", "manifest and record"])
