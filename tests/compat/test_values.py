@@ -217,9 +217,7 @@ def test_the_source_of_the_flights_says_how_many_lines_it_has_read(
     url = unpack("flights", tmp_path_factory.mktemp("flights"))
     at = ("--url", url)
     lines = [
-        output(
-            "rows", "carrier_totals", "source_flights_0", "f", "--epoch", str(epoch), *at, "--json"
-        )
+        output("rows", f"carrier_totals@{epoch}", "source_flights_0", "f", *at, "--json")
         for epoch in (1, 8)
     ]
     assert [rows[0]["key"] for rows in lines] == ["/data/in/flights.json"] * 2

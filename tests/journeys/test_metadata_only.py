@@ -65,7 +65,7 @@ def test_sql_of_all_epochs_leaves_it_out(url: str, table: str) -> None:
     "words",
     [
         ["show", JOB, "14"],
-        ["rows", JOB, "source_impulse_0", "i", "--epoch", "14"],
+        ["rows", f"{JOB}@14", "source_impulse_0", "i"],
         ["diff", f"{JOB}@14", f"{JOB}@15"],
         ["sql", f'select * from "{JOB}@14".offsets'],
         ["sql", f'select * from "{JOB}@14".source_impulse_0.i'],

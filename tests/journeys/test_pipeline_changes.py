@@ -143,7 +143,7 @@ def test_state_that_is_dropped_on_purpose_stays_in_older_epochs(shop: Shop) -> N
     assert shop.counts("sums") == {"ada": 1, "bob": 1}
     assert "count" not in shop.operators()
     ran(shop.run(operator='"sums", Count()'))
-    ran(shop.call("rows", shop.job, "count", "n", "--epoch", "1", "--json"))
+    ran(shop.call("rows", f"{shop.job}@1", "count", "n", "--json"))
     ran(shop.call("verify", shop.job))
 
 

@@ -34,7 +34,7 @@ READS = (
     ("show", "main"),
     ("show", "words/main", "2"),
     ("rows", "main", "count", "counts"),
-    ("rows", "main", "keep", "rows", "--epoch", "1", "--limit", "0"),
+    ("rows", "main@1", "keep", "rows", "--limit", "0"),
 )
 
 

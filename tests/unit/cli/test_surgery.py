@@ -92,7 +92,7 @@ def test_a_job_is_forked_here_and_from_another_url(job: SurgeryJob, tmp_path: Pa
     disk = open_store(f"file://{tmp_path}")
     for info in source.store.list():
         disk.put(info.path, source.store.read(info.path))
-    words = ["fork", "job_a", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
+    words = ["fork", "job_a@latest", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
     was = listing(job.store)
     shown = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     assert "carried" in shown.stdout

@@ -165,7 +165,7 @@ def check_nothing_lost(roots: Roots, answer: JobAnswer | None = None) -> None:
         if reason == MISSING:
             same = [one for one in lost if (one.epoch, one.reason) == (first.epoch, MISSING)]
             reason, more = f"{len(same)} of its objects are missing", ""
-        rebuild = f"`arroyo-state rebuild {roots.paths.root} --epoch {first.epoch}`"
+        rebuild = f"`arroyo-state rebuild {roots.paths.root} {first.epoch}`"
         raise refuse(
             f"metadata of epoch {first.epoch} is lost or damaged, so it is unknown which files it "
             f"lists: {reason}{more}",
