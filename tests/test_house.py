@@ -16,8 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from arroyo_dagster import state
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli, state
 from tests.commands import leaf_commands
 
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
@@ -411,11 +410,11 @@ def test_the_command_line_stays_small() -> None:
     """Commands, and options beside `--help`, `--url` and `--json`."""
     options = [
         (*words, option.name)
-        for words, command in leaf_commands(main)
+        for words, command in leaf_commands(cli.main)
         for option in command.params
         if isinstance(option, click.Option) and option.name not in ("help", "url", "as_json")
     ]
-    assert len(list(leaf_commands(main))) <= MOST_COMMANDS
+    assert len(list(leaf_commands(cli.main))) <= MOST_COMMANDS
     assert len(options) <= MOST_OPTIONS, collections.Counter(option[-1] for option in options)
 
 
@@ -428,7 +427,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.38
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.49
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.state import (
     Catalogue,
     GlobalKeyedTable,
@@ -206,7 +206,7 @@ def test_keys_of_every_job_belong_to_one_build_only(written: Written) -> None:
 
 
 def output(*args: str) -> Any:
-    result = CliRunner().invoke(main, list(args), catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, list(args), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout) if "--json" in args else result.stdout
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import arroyo_dagster
-from arroyo_dagster import orchestration
+from arroyo_dagster import DeltaTarget, IcebergTarget, StatePath, open_store, orchestration
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.optional_packages import (
@@ -26,10 +26,7 @@ from arroyo_dagster.optional_packages import (
 )
 from arroyo_dagster.spark.session import get_session, open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.operations.export.lake import DeltaTarget, IcebergTarget
-from arroyo_dagster.state.storage import open_store
 
 PROJECT = Path(__file__).parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]

@@ -11,9 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli, open_store
 from arroyo_dagster.cli.lazy import LazyGroup
-from arroyo_dagster.state.storage import open_store
 from tests.jobs import run_word_job
 
 NEVER = {"dagster", "pyspark", "py4j", "pandas", "polars"}
@@ -128,9 +127,9 @@ def groups(group: LazyGroup, path: str = "") -> Iterator[tuple[str, LazyGroup]]:
 
 
 def test_the_list_of_commands_says_what_the_commands_say() -> None:
-    assert isinstance(main, LazyGroup)
+    assert isinstance(cli.main, LazyGroup)
     seen = 0
-    for path, group in groups(main):
+    for path, group in groups(cli.main):
         context = click.Context(group)
         for name in group.list_commands(context):
             command = group.get_command(context, name)

@@ -12,11 +12,9 @@ import pendulum
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import Layout, MemoryStore, cli, configure
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.arroyo_jobs import ArroyoJob, content
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.documentation import blocks

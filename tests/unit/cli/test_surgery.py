@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster import Layout, MemoryStore, cli, configure, list_jobs, open_store
 from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.storage import MemoryStore, configure, open_store
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.jobs import listing, run_word_job

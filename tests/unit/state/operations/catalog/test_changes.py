@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+)
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.changes import (
     FleetChanges,
     FleetCursor,
@@ -18,8 +26,7 @@ from arroyo_dagster.state.operations.catalog.changes import (
     poll_fleet,
 )
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.storage.store import Listing, ObjectStore
+from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, legacy_job, protocol_job
 
