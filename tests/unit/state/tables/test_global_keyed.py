@@ -26,7 +26,7 @@ from arroyo_dagster.state import (
     global_table_config_with_version,
     range_for_server,
 )
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows, read_facts
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
@@ -166,22 +166,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
 # ---- merging files -------------------------------------------------------------------------------
 
 
-def test_all_removed_merges_to_a_file_without_rows(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert("a", 1)
-    subtask.write()
-    subtask.view.remove("a")
-    subtask.write()
-    done = subtask.table.compact_data(subtask.files, name_file)
-    assert (done.rows_in, done.rows_out) == (2, 0)
-    subtask.files = list(done.merged.output_paths)
-    assert len(subtask.files) == 1
-    assert subtask.reloaded() == {}
-    subtask.view.insert("a", 2)
-    subtask.write()
-    assert subtask.reloaded() == {"a": 2}
-
-
 def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
     subtask = Subtask(store)
     subtask.view.insert_many([("a", 1), ("b", 2)])
@@ -293,20 +277,3 @@ def test_a_version_that_nobody_can_migrate_stops_the_restore(store: MemoryStore)
     view.follow([put_version(store, 0, "k", First("x"))])
     with pytest.raises(InputError, match="no migration"):
         view.get("k")
-
-
-def test_files_of_several_versions_are_left_for_the_job_to_migrate(store: MemoryStore) -> None:
-    files = [
-        put_version(store, 0, "old", First("Ada Lovelace")),
-        put_version(store, 1, "mid", Second("Alan", "Turing")),
-    ]
-    table = versioned(store, Second, 1).table
-    assert len(table.compact_data(files, name_file).merged.output_paths) == 2
-    assert {version for version, _ in table.load_with_version(files).values()} == {0, 1}
-    assert set(table.load(files)) == {codec_for(str).encode(name) for name in ("old", "mid")}
-
-
-def test_merged_files_keep_the_version_of_their_values(store: MemoryStore) -> None:
-    files = [put_version(store, 1, name, Second("a", "b")) for name in ("x", "y")]
-    (output,) = versioned(store, Third, 2).table.compact_data(files, name_file).merged.output_paths
-    assert read_facts(store.read(output), output).version == 1
