@@ -35,6 +35,8 @@ WRITING = {
     "arroyo_dagster.state.tables.known.sinks",
 }
 """What only commands that write or decode rows need."""
+CATALOGUE = "arroyo_dagster.state.tables.known.catalogue"
+RECORDS = "arroyo_dagster.state.metadata.own_records"
 SAVED = (
     NEVER - {"polars"}
     | CLIENTS
@@ -43,7 +45,7 @@ SAVED = (
         "pyarrow.compute",
         "pyarrow.parquet",
         "arroyo_dagster.state.operations.query.table",
-        "arroyo_dagster.state.tables.known.catalogue",
+        CATALOGUE,
         "psycopg",
         "sqlite3",
     }
@@ -82,7 +84,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["jobs"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
         (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
         (["sql", "--list"], NEVER | CLIENTS),
-        (["sql", "@leases", "main"], SAVED | PROTOBUF),
+        (["sql", "@leases", "main"], SAVED | PROTOBUF | {RECORDS}),
+        (["sql", "@growth", "main"], SAVED - {CATALOGUE}),
         (["sql", "@pins", "main"], SAVED | PROTOBUF),
         (["sql", "@journal", "main"], SAVED | PROTOBUF),
         (["sql", "@watermarks", "main"], SAVED),
