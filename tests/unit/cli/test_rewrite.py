@@ -97,22 +97,6 @@ def window(job: ArroyoJob, url: str, *args: str) -> Result:
     return run(job, "window", "job_x", "--arroyo-api", url, *limits, *args)
 
 
-def test_a_window_is_planned_then_carried_out(job: ArroyoJob, model: ModelArroyo) -> None:
-    before, was = content(job.store, job.paths), listing(job.store)
-    with arroyo(model) as server:
-        shown = window(job, server.url, "--now")
-        assert "the job was not touched; --yes stops it" in shown.stdout
-        assert listing(job.store) == was
-        assert model.log == []
-        done = window(job, server.url, "--now", "--yes")
-    assert done.exit_code == 0, done.stderr
-    assert "rewritten, runs again; 17 files became 5" in done.stdout
-    assert "undo" not in done.stdout
-    assert "requested Arroyo to stop the job" in done.stderr
-    assert model.state == "Running"
-    assert content(job.store, job.paths) == before
-
-
 def test_a_window_is_kept_to(job: ArroyoJob, model: ModelArroyo) -> None:
     later = pendulum.now("Europe/Berlin").add(hours=5)
     hours = f"{later:HH:mm}-{later.add(hours=1):HH:mm}"
