@@ -185,26 +185,6 @@ def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> N
         assert subtask.reloaded() == {"b": 2, "c": 4}
 
 
-def test_a_view_that_is_behind_on_what_was_merged_reads_everything_anew(
-    store: MemoryStore,
-) -> None:
-    writer, reader = Subtask(store), Subtask(store)
-    writer.view.insert_many([("a", 1), ("b", 2)])
-    writer.write()
-    reader.view.follow(writer.files)
-    assert reader.view.get("a") == 1
-    behind = len(writer.files)
-    writer.view.remove("a")
-    writer.view.insert("c", 3)
-    writer.write()
-    reader.view.follow(writer.files[behind:])
-    done = writer.table.compact_data(writer.files, name_file)
-    assert reader.view.is_behind(set(writer.files))
-    reader.view.reload(done.merged.output_paths)
-    store.delete_many(writer.files)
-    assert reader.view.get_all() == {"b": 2, "c": 3}
-
-
 # ---- versions ------------------------------------------------------------------------------------
 
 

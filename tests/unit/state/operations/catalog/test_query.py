@@ -192,38 +192,6 @@ def test_a_broken_object_is_one_error_that_names_it(
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> None:
-    ref = load_epoch(store, paths_of(store)).ref
-    manifest = metadata.decode_manifest(store.read(ref), ref)
-    operators = [
-        replace(
-            one,
-            configs={
-                name: replace(config, key_type=None, value_type=None)
-                for name, config in one.configs.items()
-            },
-        )
-        for one in manifest.operators
-    ]
-    data = metadata.encode_manifest(replace(manifest, operators=tuple(operators)))
-    store.put(ref, data)
-    found = read_rows(WriteProtected(store), paths_of(store), "lines", "offsets")
-    assert {"key_hex": "03726f77", "value_hex": "023234"} in found.rows
-    assert found.known is None
-    assert found.problem is not None
-    assert "register_table" in found.problem
-    known = KnownTable(owner="test", holds="rows read", table="offsets", key=str, value=str)
-    named = read_rows(
-        WriteProtected(store),
-        paths_of(store),
-        "lines",
-        "offsets",
-        ReadOptions(catalogue=Catalogue([known])),
-    )
-    assert {"key": "row", "value": "24"} in named.rows
-    assert (named.known, named.problem) == (known, None)
-
-
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_a_value_that_is_not_of_its_stored_type_is_shown_as_bytes_and_named(
     store: MemoryStore, limit: int | None
