@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.metadata.reader import BackendReader
-from arroyo_dagster.state.model.checkpoints import CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import StatePath, TableName
+from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import written_epoch
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
-    TableConfig,
 )
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
@@ -62,7 +61,7 @@ from arroyo_dagster.state.operations.query.state import (
     StateEpoch,
     StateJob,
 )
-from arroyo_dagster.state.planning.restore.reads import config_of, job_watermark_micros
+from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -291,18 +290,9 @@ def _sizes(epoch: StateEpoch) -> dict[StatePath, int]:
     return stored_sizes(epoch.job.catalog.store, epoch.checkpoint.paths)
 
 
-def _listed_tables(
-    epoch: StateEpoch,
-) -> Iterator[tuple[OperatorCheckpoint, TableName, TableConfig]]:
-    """Yield the tables as `StateEpoch.tables` does, without loading what reads their rows."""
-    for operator in epoch.operators:
-        for name in sorted(operator.configs.keys() & operator.tables.keys()):
-            yield operator, name, config_of(epoch.checkpoint, operator, name)
-
-
 def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
     sizes = _sizes(epoch)
-    for operator, name, config in _listed_tables(epoch):
+    for operator, name, config in epoch.listed_tables():
         files = operator.tables[name]
         expiring = config.config if isinstance(config.config, ExpiringTimeKeyConfig) else None
         yield TableRow(
@@ -324,7 +314,7 @@ def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
 
 def _files(epoch: StateEpoch) -> Iterator[DataFileRow]:
     sizes = _sizes(epoch)
-    for operator, name, _ in _listed_tables(epoch):
+    for operator, name, _ in epoch.listed_tables():
         files = operator.tables[name]
         listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
         for place, path in enumerate(files.paths):

@@ -14,7 +14,7 @@ from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
 from arroyo_dagster.state.planning.surgery.columns import ColumnMap, map_columns
-from arroyo_dagster.state.tables.time_files import SLICE_ROWS
+from arroyo_dagster.state.tables.data_files import SLICE_ROWS
 from tests.arroyo_jobs import as_stored, table_rows
 from tests.evolved_jobs import COUNT, LEAST, SUM, TIME, Sql, schema_of
 from tests.surgery_jobs import NANOS
