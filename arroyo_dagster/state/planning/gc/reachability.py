@@ -170,8 +170,7 @@ def check_nothing_lost(roots: Roots, answer: JobAnswer | None = None) -> None:
             + (
                 ""
                 if roots.managed
-                else ", or write it again: "
-                f"`arroyo-state rebuild {roots.paths.root} --epoch {first.epoch}`"
+                else f", or write it again: `arroyo-state rebuild {roots.paths.root} {first.epoch}`"
             )
             + "; nothing was deleted",
         )

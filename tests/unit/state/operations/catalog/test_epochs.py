@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster import JobPaths, MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.operations.catalog.epochs import (
     UNREADABLE,
     Refreshed,
@@ -13,8 +13,6 @@ from arroyo_dagster.state.operations.catalog.epochs import (
     read_history,
     refresh,
 )
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import START, Written, legacy_job, protocol_job
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arroyo_dagster import Epoch, JobPaths, MemoryStore
 from arroyo_dagster.state.codec.journal import RunHeader
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog import known_jobs
 from arroyo_dagster.state.operations.catalog.verdicts import (
     read_verdicts,
@@ -21,7 +20,6 @@ from arroyo_dagster.state.operations.catalog.verdicts import (
 from arroyo_dagster.state.operations.gc.journal import Journal
 from arroyo_dagster.state.planning.verify.findings import Verdict, error
 from arroyo_dagster.state.planning.verify.fleet import CheckedJob, every_job_checked
-from arroyo_dagster.state.storage.memory import MemoryStore
 from tests.fleets import legacy_job, protocol_job
 
 JOBS = [*(protocol_job(f"p{at}") for at in range(48)), legacy_job("broken"), legacy_job("old")]

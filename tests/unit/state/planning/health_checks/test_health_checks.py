@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import Checkpoint, Epoch, HealthLimits, JobId, TableConfig, TableName
 from arroyo_dagster.state.model.catalog import EpochRow, FileRow
-from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.garbage import JobPins, Pin
-from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.ids import Epoch, JobId, TableName
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    TableConfig,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.health_checks.facts import Found, HealthFacts, TableAtEpoch
 from arroyo_dagster.state.planning.rules import (
     HEALTH_RULES,
