@@ -72,11 +72,13 @@ test: $(VENV)/ready ## run all tests
 test-clusters: $(VENV)/ready ## run the tests on Spark clusters that they start on loopback (not part of CI)
 	@$(BIN)/python -m pytest tests/clusters $(LONG)
 
-# Without what starts processes, runs two writers in every order, or kills at each write.
-NOT_QUICK := spark/test_holders state/runtime/test_interleavings cli/test_light cli/test_sdf_signals \
-	test_imports test_optional_packages dataflow/test_migrate dataflow/runtime/test_failed_records
+# Without whole commands, and what starts processes, runs two writers in every order, or kills at
+# each write.
+NOT_QUICK := cli spark/test_holders.py state/runtime/test_interleavings.py test_imports.py \
+	test_optional_packages.py dataflow/test_migrate.py dataflow/runtime/test_failed_records.py \
+	dataflow/topics/test_ways_out.py
 # One process for each of two cores: each loads and collects anew.
-QUICK := $(NOT_QUICK:%=--ignore=tests/unit/%.py) --numprocesses=2 $(filter-out --numprocesses=%,$(PARALLEL))
+QUICK := $(NOT_QUICK:%=--ignore=tests/unit/%) --numprocesses=2 $(filter-out --numprocesses=%,$(PARALLEL))
 quick: export HYPOTHESIS_PROFILE ?= quick
 quick: $(VENV)/ready ## run the unit and property tests, with few examples of each property
 	@$(BIN)/python -m pytest tests/unit tests/property -m "not soak" $(QUICK)

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state import ObjectStore, ParquetBackend, Pipeline, open_store, run_pipeline
 from tests import s3_servers
@@ -129,7 +129,7 @@ def kill_and_finish_story(
             chance,
             0.15,
         )
-    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    done = CliRunner().invoke(cli.main, command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     undisturbed = open_store(f"file://{plain}/state")
     run_story(undisturbed, plain, rows_per_epoch=rows_per_epoch)

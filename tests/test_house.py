@@ -16,8 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from arroyo_dagster import state
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli, state
 from tests.commands import leaf_commands
 
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
@@ -25,10 +24,10 @@ OURS = "arroyo_dagster"
 MOST_MODULES = 25
 MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
-MOST_COMMANDS, MOST_OPTIONS = 50, 328
+MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 947,
-    "cli": 9_644,
+    "cli": 9_629,
     "dataflow": 21_421,
     "orchestration": 10_851,
     "sdf": 41,
@@ -38,11 +37,11 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_122,
     "state.model": 6_338,
-    "state.operations": 30_928,
-    "state.planning": 11_741,
-    "state.runtime": 3_653,
+    "state.operations": 30_925,
+    "state.planning": 11_740,
+    "state.runtime": 3_652,
     "state.storage": 6_129,
-    "state.tables": 10_339,
+    "state.tables": 10_338,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
@@ -412,11 +411,11 @@ def test_the_command_line_stays_small() -> None:
     """Commands, and options beside `--help`, `--url` and `--json`."""
     options = [
         (*words, option.name)
-        for words, command in leaf_commands(main)
+        for words, command in leaf_commands(cli.main)
         for option in command.params
         if isinstance(option, click.Option) and option.name not in ("help", "url", "as_json")
     ]
-    assert len(list(leaf_commands(main))) <= MOST_COMMANDS
+    assert len(list(leaf_commands(cli.main))) <= MOST_COMMANDS
     assert len(options) <= MOST_OPTIONS, collections.Counter(option[-1] for option in options)
 
 
@@ -429,7 +428,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.38
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.49
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

@@ -290,6 +290,22 @@ def open_to_read(url: str | None) -> ObjectStore:
     return WriteProtected(store)
 
 
+def find_job_and_epoch(store: ObjectStore, name: str) -> tuple[JobPaths, int | None]:
+    """Return the job that `JOB` or `JOB@EPOCH` names, and the epoch; None = without one.
+
+    EPOCH is a number, `latest` or a time. That an epoch of this number exists is not checked.
+    """
+    from arroyo_dagster.state.model.numbers import parse_number
+    from arroyo_dagster.state.operations.query.state import open_state
+
+    state = open_state(store)
+    job, text = state.find(name)
+    if text is None:
+        return job.paths, None
+    number = parse_number(text)
+    return job.paths, state.epoch(name).number if number is None else number
+
+
 @click.group(
     cls=_Commands,
     lazy=MAIN,

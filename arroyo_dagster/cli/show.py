@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
+from arroyo_dagster.cli.common import (
+    find_job_and_epoch,
+    main,
+    open_to_read,
+    private_option,
+    store_options,
+)
 from arroyo_dagster.cli.directory import (
     JobAnswers,
     about,
@@ -239,7 +245,6 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
 @click.argument("job")
 @click.argument("operator")
 @click.argument("table")
-@click.option("--epoch", type=WholeNumber(0), help="Default: the newest visible epoch.")
 @click.option(
     "--limit",
     type=WholeNumber(0),
@@ -256,7 +261,6 @@ def rows(
     job: str,
     operator: str,
     table: str,
-    epoch: int | None,
     limit: int,
     history: bool,
     private: PrivateColumns,
@@ -265,14 +269,15 @@ def rows(
 ) -> None:
     """Print the decoded rows of a table, as a restore of the epoch would load them.
 
-    Private columns are masked: see --private.
+    JOB is JOB or JOB@EPOCH; EPOCH is a number, `latest` or a time. Private columns are masked: see
+    --private.
 
     \b
     Example:
       arroyo-state rows orders/main count counts --url s3://bucket/arroyo --limit 5
     """
     store = open_to_read(url)
-    paths = find_job(store, job)
+    paths, epoch = find_job_and_epoch(store, job)
     with show_progress(as_json=as_json) as on_progress:
         options = query.ReadOptions(
             epoch=epoch,

@@ -9,16 +9,12 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import JobPaths, ObjectStore, ParquetBackend, WriteProtected, run_undo
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.planning.surgery.matching import match_operators, shapes_of
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import content, stopped
 from tests.compat.test_surgery import NOW, jobs, positions, verify, with_other_outputs
 from tests.damages import copy_job

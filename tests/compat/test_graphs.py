@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import JobId, JobPaths, OperatorId, ParquetBackend, open_store
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import JobId, OperatorId
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.graphs import StoredGraph
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
@@ -25,7 +23,6 @@ from arroyo_dagster.state.operations.surgery.graphs.find import (
 )
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.compat.arroyo import DATA, unpack
 from tests.compat.test_directory import LEADER, LEGACY
 from tests.loopback import Reply, recorded, replaying, serving

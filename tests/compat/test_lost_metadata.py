@@ -113,7 +113,7 @@ def test_gc_of_a_job_whose_newest_operator_metadata_was_cut_deletes_nothing(
         code, refusal = gc(root, "orphans", "carrier_totals")
         assert code == 1
         assert "is lost or damaged" in refusal["error"]["message"]
-        assert "arroyo-state rebuild carrier_totals --epoch 8" in refusal["error"]["next_step"]
+        assert "arroyo-state rebuild carrier_totals 8" in refusal["error"]["next_step"]
         _, verdict = call(root, "verify", "carrier_totals")
         assert [one["code"] for one in verdict["findings"]] == ["metadata-unreadable"]
 

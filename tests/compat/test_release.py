@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.state import (
+    Layout,
     ObjectStore,
     Pipeline,
     list_jobs,
@@ -21,7 +22,6 @@ from arroyo_dagster.state import (
     run_pipeline,
     verify_job,
 )
-from arroyo_dagster.state.model.layout import Layout
 from tests.compat.arroyo import DATA
 from tests.jobs import word_job
 

@@ -29,6 +29,7 @@ from arroyo_dagster.state import (
     Pipeline,
     RewriteOptions,
     StatePath,
+    TableName,
     WindowOptions,
     pin_epoch,
     plan_rollback,
@@ -43,7 +44,6 @@ from arroyo_dagster.state import (
     unpin_epochs,
     verify_job,
 )
-from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetEntry, SetWatermark
 from arroyo_dagster.state.operations.gc.pins import read_pins

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.state import (
     Catalogue,
     GlobalKeyedTable,
@@ -206,7 +206,7 @@ def test_keys_of_every_job_belong_to_one_build_only(written: Written) -> None:
 
 
 def output(*args: str) -> Any:
-    result = CliRunner().invoke(main, list(args), catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, list(args), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout) if "--json" in args else result.stdout
 
@@ -217,9 +217,7 @@ def test_the_source_of_the_flights_says_how_many_lines_it_has_read(
     url = unpack("flights", tmp_path_factory.mktemp("flights"))
     at = ("--url", url)
     lines = [
-        output(
-            "rows", "carrier_totals", "source_flights_0", "f", "--epoch", str(epoch), *at, "--json"
-        )
+        output("rows", f"carrier_totals@{epoch}", "source_flights_0", "f", *at, "--json")
         for epoch in (1, 8)
     ]
     assert [rows[0]["key"] for rows in lines] == ["/data/in/flights.json"] * 2

@@ -14,7 +14,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state import (
     JobId,
@@ -377,7 +377,7 @@ def test_each_level_finds_what_it_looks_at(jobs: dict[str, MemoryStore]) -> None
 
 
 def run(*args: str) -> tuple[int, str]:
-    result = CliRunner().invoke(main, ["verify", *args], catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, ["verify", *args], catch_exceptions=False)
     return result.exit_code, result.stdout
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state import (
     JobId,
@@ -214,7 +214,9 @@ class TestProof:
 class TestDoctor:
     @staticmethod
     def doctor(url: str, *more: str) -> Result:
-        return CliRunner().invoke(main, ["doctor", "--store-only", "--url", url, *more], env=KEYS)
+        return CliRunner().invoke(
+            cli.main, ["doctor", "--store-only", "--url", url, *more], env=KEYS
+        )
 
     def test_a_sound_store_is_reported_and_nothing_is_left(
         self, s3_endpoint: str, tmp_path: Path

@@ -12,22 +12,25 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import (
+    Layout,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    TableName,
+    WriteProtected,
+    open_state,
+    run_undo,
+)
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import OperatorId, TableName
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import NewPosition
 from arroyo_dagster.state.model.surgery.plans import TableAction
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import sessions
-from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery import bootstrap as bootstrapping
 from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
 from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, TableTarget
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
 from tests.arroyo_jobs import (

@@ -263,6 +263,9 @@ def test_the_command_copies_from_and_to_a_folder(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli.main, args, catch_exceptions=False)
     assert "epochs 1-5" in shown.stdout
     assert "nothing was changed, add --yes to execute" in shown.stdout
+    for chosen, epochs in (("@4", "3-4"), ("@latest", "4-5")):
+        one = CliRunner().invoke(cli.main, ["copy", f"{name}{chosen}", *args[2:]])
+        assert f"epochs {epochs}," in one.stdout
     digest = shown.stdout.partition(": copy ")[2].split(";")[0]
     done = CliRunner().invoke(
         cli.main, [*args, "--yes", "--approve", digest, "--json"], catch_exceptions=False

@@ -15,21 +15,28 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import (
+    CompactionPolicy,
+    CompactionSettings,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    Pipeline,
+    cli,
+    configure,
+    run_compaction,
+    run_gc,
+    run_pipeline,
+    verify_job,
+)
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, configure
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.orchestration import ArroyoStateStore
 from arroyo_dagster.state import MemoryStore, ParquetBackend, StatePath, open_store
@@ -81,7 +81,7 @@ def url(server: tuple[str, TwoKeys], monkeypatch: pytest.MonkeyPatch) -> str:
 
 def run(command: str, url: str, **environment: str) -> Any:
     args = command.replace("JOB", str(PATHS.root)).split()
-    return CliRunner().invoke(main, args, env={"ARROYO__CHECKPOINT_URL": url, **environment})
+    return CliRunner().invoke(cli.main, args, env={"ARROYO__CHECKPOINT_URL": url, **environment})
 
 
 COMMANDS = (

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import Epoch, JobPaths, MemoryStore, cli, find_job, list_epochs
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.jobs import find_job, list_epochs
-from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.denied import ALL, READS, Denied
 from tests.fleets import Written, legacy_job, protocol_job
@@ -39,7 +35,9 @@ def denied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
 
 
 def run(*words: str) -> Result:
-    result = CliRunner().invoke(main, [*words, "--url", "file:///nowhere"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        cli.main, [*words, "--url", "file:///nowhere"], catch_exceptions=False
+    )
     assert "Traceback" not in result.output
     return result
 

@@ -20,14 +20,9 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import CheckpointState, StateBackend, cli, open_state, open_store, run_pipeline
 from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.metadata.backend import StateBackend
-from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.runtime.in_process import run_pipeline
 from arroyo_dagster.state.storage.memory import MemoryStore
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.fleets import Written, legacy_job
@@ -74,7 +69,7 @@ def _run(command: str, folder: Path, url: str) -> Result:
     """Run a command in this process: a new one for each would take a second longer."""
     env = {"ARROYO__CHECKPOINT_URL": url}
     with contextlib.chdir(folder):
-        return CliRunner().invoke(main, _words(command), env=env, catch_exceptions=False)
+        return CliRunner().invoke(cli.main, _words(command), env=env, catch_exceptions=False)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +214,7 @@ def test_the_page_explains_every_state_of_an_epoch() -> None:
 
 LEAVES = {
     " ".join(words): command
-    for words, command in leaf_commands(main, ("arroyo-state",), hidden_words=False)
+    for words, command in leaf_commands(cli.main, ("arroyo-state",), hidden_words=False)
 }
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import Layout, MemoryStore, cli, configure
 from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.storage import MemoryStore, configure
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from tests.arroyo_jobs import EVENTS, SECOND, join_config, table_rows, window_config
 from tests.compat.arroyo import unpack

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import ArroyoControl, JobPaths, Layout, ObjectStore, WindowLimits
 from arroyo_dagster.errors import ConflictError, StorageError
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits
+from arroyo_dagster.state.model.maintenance_window import WindowEnd
 from arroyo_dagster.state.model.surgery.edits import NewPosition, SetOffsets, SetWatermark
 from arroyo_dagster.state.operations.compaction.window_recovery import (
     JobWindowOptions,
@@ -26,8 +26,6 @@ from arroyo_dagster.state.operations.surgery.window import (
     PlannableEdit,
     run_edit_window,
 )
-from arroyo_dagster.state.storage import ObjectStore
-from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.arroyo_jobs import SECOND, ArroyoJob
 from tests.arroyo_server import ModelArroyo, arroyo

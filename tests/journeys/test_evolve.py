@@ -12,10 +12,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import Layout, MemoryStore, OperatorId, ParquetBackend, WriteProtected
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, TableAction
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
@@ -23,8 +21,6 @@ from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evol
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.fork import run_fork
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped, table_rows
 from tests.evolved_jobs import (
     COUNT,

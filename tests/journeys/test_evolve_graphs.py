@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import ParquetBackend, WriteProtected
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.surgery.plans import EditPlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, open_directory
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.planning.surgery.places import operator_number
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped
 from tests.evolved_jobs import SUGGESTED, loaded
 from tests.journeys.test_evolve import taken, two_windows

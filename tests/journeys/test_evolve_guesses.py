@@ -13,12 +13,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.storage import MemoryStore, configure
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+from arroyo_dagster import (
+    Layout,
+    MemoryStore,
+    ParquetBackend,
+    cli,
+    configure,
+    find_job,
+    timestamp_table_config,
+)
 from tests.arroyo_jobs import EVENTS, SECOND, table_rows
 from tests.evolved_jobs import COUNT, KEY, MOST, Column, Sql, sql_job
 from tests.jobs import listing

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import arroyo_dagster.state as ad
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 
 MOST = 2**64 - 1
 
@@ -51,7 +51,7 @@ def write(url: str, columns: dict[str, pa.Array], parquet: Path | None = None) -
 
 
 def call(url: str, *arguments: str) -> Any:
-    done = CliRunner().invoke(main, [*arguments, "--url", url])
+    done = CliRunner().invoke(cli.main, [*arguments, "--url", url])
     assert "Traceback" not in done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done

@@ -8,18 +8,21 @@ from typing import Any, Literal
 
 import pytest
 
+from arroyo_dagster import (
+    CompactionPolicy,
+    CompactionSettings,
+    MemoryStore,
+    ParquetBackend,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    plan_gc,
+    run_compaction,
+    run_gc,
+)
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import run_gc
-from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry

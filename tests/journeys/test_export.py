@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
 from arroyo_dagster.state import (
     Epoch,
@@ -133,12 +133,12 @@ def test_the_command_is_repeatable(job: StateJob, tmp_path: Path) -> None:
     for info in job.catalog.store.list():
         open_store(url).put(info.path, job.catalog.store.read(info.path))
     words = ["export", "main", "keep", "rows", f"{tmp_path}/out", "--url", url, "--nanos", "floor"]
-    first = CliRunner().invoke(main, [*words, "--every-epoch"])
+    first = CliRunner().invoke(cli.main, [*words, "--every-epoch"])
     assert first.exit_code == 0, first.output
     assert "written" in first.output
-    again = CliRunner().invoke(main, words)
+    again = CliRunner().invoke(cli.main, words)
     assert "was there" in again.output
     kind = pq.read_schema(next(tmp_path.glob("out/epoch=*/*.parquet"))).field("_timestamp").type
     assert kind == TypeOptions(nanos="floor").type_of(pa.timestamp("ns"))
-    same = CliRunner().invoke(main, [*words[:4], str(tmp_path / "state"), *words[5:]])
+    same = CliRunner().invoke(cli.main, [*words[:4], str(tmp_path / "state"), *words[5:]])
     assert "checkpoint URL itself" in same.output

@@ -18,24 +18,25 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
-from arroyo_dagster.cli import main
-from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.operations.export import epochs, parquet
-from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs
-from arroyo_dagster.state.operations.export.lake import (
-    SOURCE,
+from arroyo_dagster import (
     DeltaTarget,
+    Epoch,
     IcebergTarget,
-    LakeTarget,
+    StateJob,
+    cli,
+    export_changes,
+    export_epochs,
+    open_state,
+    open_store,
 )
+from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
+from arroyo_dagster.state.operations.export import epochs, parquet
+from arroyo_dagster.state.operations.export.lake import SOURCE, LakeTarget
 from arroyo_dagster.state.operations.export.targets import ExportUnit
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change
-from arroyo_dagster.state.operations.query.state import StateJob, open_state
 from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
 from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
 from arroyo_dagster.state.runtime.lake_table import OpenTable
-from arroyo_dagster.state.storage import open_store
 from tests.jobs import as_multiset, written_by_word_job
 
 PROJECT = Path(__file__).parents[2]
@@ -425,10 +426,10 @@ def test_the_command_is_repeatable(place: Place, job: StateJob, tmp_path: Path) 
     for info in job.catalog.store.list():
         open_store(url).put(info.path, job.catalog.store.read(info.path))
     words = ["export", "main", "keep", "rows", *place.words, "--url", url]
-    first = CliRunner().invoke(main, [*words, "--every-epoch"])
+    first = CliRunner().invoke(cli.main, [*words, "--every-epoch"])
     assert first.exit_code == 0, first.output
     assert "written" in first.output
-    again = CliRunner().invoke(main, words)
+    again = CliRunner().invoke(cli.main, words)
     assert "was there" in again.output
     assert_exact(place, job, job.epochs())
 

@@ -12,20 +12,27 @@ from typing import Any, Literal
 
 import pytest
 
+from arroyo_dagster import (
+    HashVariant,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    WriteProtected,
+    key_hashes,
+    list_jobs,
+    run_undo,
+)
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten
+from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
+from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.known.sources import (
     GeneratorConfig,
     NexmarkConfig,

@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster import Layout, MemoryStore, ParquetBackend, cli, configure, find_job
 from tests.jobs import listing
 from tests.journeys.test_create_epoch import begun_job
 from tests.journeys.test_fork import two_jobs

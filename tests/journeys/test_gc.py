@@ -9,21 +9,27 @@ from typing import Any, Literal
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    Layout,
+    MemoryStore,
+    OperatorId,
+    ParquetBackend,
+    WorkerGeneration,
+    WriteProtected,
+    list_jobs,
+    open_store,
+    plan_gc,
+    run_gc,
+)
 from arroyo_dagster.errors import (
     StorageError,
 )
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.plan import plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.faulty_stores import Crash, FaultInjecting

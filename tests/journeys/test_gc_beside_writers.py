@@ -8,19 +8,25 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    GcRequest,
+    MemoryStore,
+    ParquetBackend,
+    StatePath,
+    WorkerGeneration,
+    pin_epoch,
+    plan_gc,
+    run_gc,
+)
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.gc_jobs import (
     JOB,

@@ -10,18 +10,16 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import GcOptions, JobPaths, MemoryStore, run_gc
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.gc import deleting_on_spark
 from arroyo_dagster.state.model import objects
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.engines import OnItems, Threads
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
-from arroyo_dagster.state.storage import MemoryStore
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.gc_jobs import PATHS, Clock, begun, expiry, whole, without_ours

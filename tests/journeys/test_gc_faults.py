@@ -11,6 +11,25 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    CompactionOptions,
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+    pin_epoch,
+    plan_gc,
+    run_compaction,
+    run_gc,
+    unpin_epochs,
+)
 from arroyo_dagster.errors import (
     ArroyoStateError,
     ConflictError,
@@ -22,21 +41,13 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
 from arroyo_dagster.state.metadata import expiry as expiry_module
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import plan_gc
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, WriteProtected
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.explorer import mutants

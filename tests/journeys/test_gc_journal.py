@@ -9,20 +9,24 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    GcOptions,
+    HealthLimits,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    run_gc,
+    verify_job,
+)
 from arroyo_dagster.errors import FormatError, StorageError
-from arroyo_dagster.state.model.health import HealthLimits
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.health import check_health
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.fate import FateState, fate_of_object
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.verify.findings import Finding
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written

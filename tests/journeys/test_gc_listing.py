@@ -18,7 +18,19 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    GcRequest,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    WorkerGeneration,
+    cli,
+    open_store,
+    plan_gc,
+    run_gc,
+)
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
@@ -30,12 +42,9 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import GcPlan
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.store_listing import StoreListing
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, open_store
+from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.names import encode_path
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.contract import servers
@@ -479,7 +488,7 @@ def test_wrong_columns_are_refused(columns: str, tmp_path: Path) -> None:
 
 
 def _command(*words: str) -> Any:
-    return CliRunner().invoke(main, words)
+    return CliRunner().invoke(cli.main, words)
 
 
 def test_the_command_plans_and_deletes_by_a_listing(

@@ -9,6 +9,21 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    JobPaths,
+    MemoryStore,
+    OperatorId,
+    ParquetBackend,
+    Progress,
+    TableName,
+    WorkerGeneration,
+    pin_epoch,
+    plan_gc,
+    run_gc,
+    unpin_epochs,
+)
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
@@ -18,18 +33,11 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import plan_gc
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
-from arroyo_dagster.state.storage import MemoryStore
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
 from tests.gc_jobs import (

@@ -9,19 +9,30 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    MemoryStore,
+    OperatorId,
+    ParquetBackend,
+    PlanKind,
+    Retention,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+    WriteProtected,
+    plan_gc,
+    run_gc,
+)
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
 from arroyo_dagster.state.storage.store import Listing, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
@@ -94,7 +105,7 @@ def test_what_lost_operator_metadata_of_the_newest_epochs_may_have_listed_stays(
     lost = LEGACY.operator_metadata(OPERATOR, Epoch(8 - behind))
     store.delete_many([lost])
     for asked in (orphans(**STOPPED), expiry(2, **STOPPED)):
-        refused(store, LEGACY, asked, clock, "of its objects are missing")
+        refused(store, LEGACY, asked, clock, "missing")
 
 
 @pytest.mark.parametrize("record", [False, True], ids=["manifest", "manifest and record"])

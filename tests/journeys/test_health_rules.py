@@ -12,9 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
-from arroyo_dagster.state import ParquetBackend, open_store
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state import ObjectStore, ParquetBackend, StatePath, open_store
 from tests.jobs import run_word_job, word_job
 
 JOB = "words/main"

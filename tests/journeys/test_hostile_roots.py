@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
@@ -355,7 +355,7 @@ def test_the_command_prints_all_of_them_and_ends_with_an_error(
 ) -> None:
     url, healthy, damaged = root
     began = time.perf_counter()
-    result = CliRunner().invoke(main, ["jobs", "--json", "--url", url], catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, ["jobs", "--json", "--url", url], catch_exceptions=False)
     took = time.perf_counter() - began
     assert result.exit_code == 1
     shown = {
@@ -369,7 +369,7 @@ def test_the_command_prints_all_of_them_and_ends_with_an_error(
     assert [one["names"] for one in said if "warning" in one]
     assert len(errors) == len(damaged)
     assert all(error["next_step"] for error in errors)
-    plain = CliRunner().invoke(main, ["jobs", "--url", url], catch_exceptions=False)
+    plain = CliRunner().invoke(cli.main, ["jobs", "--url", url], catch_exceptions=False)
     assert plain.exit_code == 1
     assert all(name.rpartition("/")[2] in plain.stdout for name in shown)
     assert "Traceback" not in plain.stderr

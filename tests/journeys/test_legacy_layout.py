@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state import (
     CheckpointState,
@@ -369,7 +369,7 @@ def test_a_run_stops_when_it_is_asked_and_later_ones_are_not_held_up() -> None:
 
 
 def output(*args: str) -> Any:
-    result = CliRunner().invoke(main, [*args, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, [*args, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -10,16 +10,39 @@ from typing import Any, Literal
 
 import pytest
 
+from arroyo_dagster import (
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    GcRequest,
+    Layout,
+    LeaseHeldError,
+    MemoryStore,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    Pipeline,
+    PlanKind,
+    Retention,
+    TableName,
+    WriteProtected,
+    list_epochs,
+    pin_epoch,
+    plan_gc,
+    plan_rollback,
+    run_compaction,
+    run_gc,
+    run_pipeline,
+    run_rollback,
+    verify_job,
+)
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import LeaseHeldError, lease
+from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import CONTENT
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import DAY_MICROS, PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
+from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
@@ -31,18 +54,13 @@ from arroyo_dagster.state.model.surgery.edits import (
 )
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_epochs
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch, read_pins
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.restore.revision import (
     BEFORE_CLEAN,
     RevisedContent,
     publish_revision,
     restore_revised,
 )
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.managed import entries
@@ -53,12 +71,8 @@ from arroyo_dagster.state.operations.surgery.managed.execute import (
     run_managed_undo,
 )
 from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
-from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun, run_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.arroyo_jobs import Telling, facts_of
 from tests.dataflows import Flow, builder, definition
 from tests.faulty_stores import Crash, FaultInjecting

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster import cli, open_store
 from tests.compat.arroyo import unpack
 from tests.jobs import run_word_job
 
@@ -32,7 +31,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(url: str, *words: str) -> Result:
-    return CliRunner().invoke(main, [*words, "--url", url], catch_exceptions=False)
+    return CliRunner().invoke(cli.main, [*words, "--url", url], catch_exceptions=False)
 
 
 def answer(url: str, *words: str) -> Any:
@@ -65,7 +64,7 @@ def test_sql_of_all_epochs_leaves_it_out(url: str, table: str) -> None:
     "words",
     [
         ["show", JOB, "14"],
-        ["rows", JOB, "source_impulse_0", "i", "--epoch", "14"],
+        ["rows", f"{JOB}@14", "source_impulse_0", "i"],
         ["diff", f"{JOB}@14", f"{JOB}@15"],
         ["sql", f'select * from "{JOB}@14".offsets'],
         ["sql", f'select * from "{JOB}@14".source_impulse_0.i'],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state import (
     CheckpointState,
@@ -231,15 +231,15 @@ def test_the_command_says_so_and_finds_nothing_wrong(
     first = ParquetBackend(store, paths).epochs()[0]
     doomed = own_files(store, paths, first)[:2]
     store.delete_many(doomed)
-    shown = CliRunner().invoke(main, ["epochs", name, "--url", url, "--json"])
+    shown = CliRunner().invoke(cli.main, ["epochs", name, "--url", url, "--json"])
     assert shown.exit_code == 0, shown.stderr
     epochs = json.loads(shown.stdout)
     assert (epochs[0]["state"], epochs[0]["missing"]) == ("partially collected", len(doomed))
     states = {one["state"] for one in epochs[1:]}
     assert states <= ({"ready"} if archive == "legacy" else {"ready", "invisible"})
-    table = CliRunner().invoke(main, ["epochs", name, "--url", url])
+    table = CliRunner().invoke(cli.main, ["epochs", name, "--url", url])
     assert "partially collected" in table.stdout
     # Its rows are not all there any more: asked for, it says which file is gone.
-    refused = CliRunner().invoke(main, ["show", name, str(first), "--url", url, "--json"])
+    refused = CliRunner().invoke(cli.main, ["show", name, str(first), "--url", url, "--json"])
     assert refused.exit_code == 1
     assert json.loads(refused.stderr)["error"]["type"] == "FormatError"

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.state import open_store
 from tests.contract import servers
 from tests.documentation import PROJECT
@@ -135,7 +135,7 @@ def allows(statement: dict[str, Any], action: str, key: str) -> bool:
 
 def run(command: str, url: str) -> None:
     args = command.replace("JOB", "words/main").split()
-    result = CliRunner().invoke(main, args, env={"ARROYO__CHECKPOINT_URL": url})
+    result = CliRunner().invoke(cli.main, args, env={"ARROYO__CHECKPOINT_URL": url})
     assert result.exit_code == 0, f"{command}: {result.output} {result.stderr}"
 
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import arroyo_dagster.state as ad
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import MemoryStore
 from tests.jobs import CountWords, listing, state_of
@@ -86,7 +86,7 @@ class Shop:
         return self.call("run", f"{file}:pipeline", "--epochs", "1", *options)
 
     def call(self, *arguments: str) -> Result:
-        return CliRunner().invoke(main, [*arguments, "--url", f"file://{self.folder}/state"])
+        return CliRunner().invoke(cli.main, [*arguments, "--url", f"file://{self.folder}/state"])
 
     def counts(self, operator: str, table: str = "n") -> dict[str, int]:
         done = self.call("sql", f'select key, value from "{self.job}".{operator}.{table}', "--json")
@@ -143,7 +143,7 @@ def test_state_that_is_dropped_on_purpose_stays_in_older_epochs(shop: Shop) -> N
     assert shop.counts("sums") == {"ada": 1, "bob": 1}
     assert "count" not in shop.operators()
     ran(shop.run(operator='"sums", Count()'))
-    ran(shop.call("rows", shop.job, "count", "n", "--epoch", "1", "--json"))
+    ran(shop.call("rows", f"{shop.job}@1", "count", "n", "--json"))
     ran(shop.call("verify", shop.job))
 
 

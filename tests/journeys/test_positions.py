@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from tests.compat.arroyo import unpack
 
 JOBS = {
@@ -24,7 +24,7 @@ FILE = "operator-source_impulse_0/table-i-001"
 def verify(root: Path, archive: str, *more: str) -> Result:
     job, _, _ = JOBS[archive]
     words = ["verify", job, "--url", f"file://{root}", *more]
-    return CliRunner().invoke(main, words, catch_exceptions=False)
+    return CliRunner().invoke(cli.main, words, catch_exceptions=False)
 
 
 def findings(root: Path, archive: str, *more: str) -> dict[str, str]:
@@ -85,7 +85,7 @@ def test_an_edit_explains_a_position_that_goes_backwards(tmp_path: Path) -> None
     job = JOBS["legacy"][0]
     stopped = ("--assume", f"{job}=stopped", "--quiet", "0", "--yes")
     words = ["edit", "offsets", job, "all=-100", *stopped]
-    result = CliRunner().invoke(main, [*words, "--url", f"file://{tmp_path}"])
+    result = CliRunner().invoke(cli.main, [*words, "--url", f"file://{tmp_path}"])
     assert result.exit_code == 0, result.output
     assert not [code for code in findings(tmp_path, "legacy") if code.startswith("position")]
 
@@ -95,5 +95,5 @@ def test_verify_says_what_it_does_not_see(job: tuple[Path, str]) -> None:
     said = verify(root, archive, "--level", "1").stdout.splitlines()[-1]
     assert "not checked: statistics match the rows, every value decodes, simulated restore" in said
     assert "not checked" not in verify(root, archive).stdout
-    text = " ".join(CliRunner().invoke(main, ["verify", "--help"]).output.split())
+    text = " ".join(CliRunner().invoke(cli.main, ["verify", "--help"]).output.split())
     assert "cannot see" in text

@@ -11,12 +11,9 @@ from collections import Counter
 import polars as pl
 import pytest
 
+from arroyo_dagster import MemoryStore, ParquetBackend, PrivateColumns, StateCatalog, open_state
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
-from arroyo_dagster.state.operations.query.state import StateCatalog, open_state
-from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.storage import MemoryStore
 from tests.jobs import as_multiset, listing, table_content, written_by_word_job
 
 RETENTION = 60_000_000

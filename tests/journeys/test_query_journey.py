@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
-from arroyo_dagster.state import storage
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.catalog.query import (
+from arroyo_dagster import cli
+from arroyo_dagster.state import (
     ReadOptions,
+    WriteProtected,
+    find_job,
+    open_store,
     read_rows,
+    storage,
 )
-from arroyo_dagster.state.storage import WriteProtected, open_store
 from tests.compat.arroyo import ARCHIVES, description, unpack
 
 Archive = Callable[[str], str]
@@ -40,7 +41,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
 
 
 def output(*args: str) -> Any:
-    result = CliRunner().invoke(main, [*args, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, [*args, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 

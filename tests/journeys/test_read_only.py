@@ -9,13 +9,18 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import (
+    ArroyoStateComponent,
+    Layout,
+    MemoryStore,
+    StatePath,
+    cli,
+    configure,
+    open_store,
+)
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import Layout, mark_path
+from arroyo_dagster.state.model.layout import mark_path
 from arroyo_dagster.state.operations.catalog.leases import break_lease
-from arroyo_dagster.state.storage import MemoryStore, configure, open_store
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
@@ -69,7 +74,7 @@ def configured(home: Path, *prefixes: object, user: bool = False) -> Path:
 
 
 def run(home: Path, *words: str) -> Any:
-    return CliRunner().invoke(main, [*words, "--url", str(home / "state")])
+    return CliRunner().invoke(cli.main, [*words, "--url", str(home / "state")])
 
 
 # ---- the configuration file ----------------------------------------------------------------------
@@ -290,7 +295,7 @@ def test_a_running_arroyo_job_is_not_stopped(how: str, home: Path) -> None:
     stopped = ("--assume", f"{job}=stopped", "--yes")
 
     def refused(*words: str) -> None:
-        answer = CliRunner().invoke(main, [*words, "--url", store.url])
+        answer = CliRunner().invoke(cli.main, [*words, "--url", store.url])
         assert answer.exit_code == 1, answer.output
         assert ("is read-only by" if how == "file" else MARKED) in answer.output
         assert listing(store) == before

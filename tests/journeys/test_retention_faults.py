@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    MemoryStore,
+    ObjectStore,
+    ParquetBackend,
+    RunOutcome,
+    StatePath,
+    run_pipeline,
+)
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
-from arroyo_dagster.state.runtime.in_process import run_pipeline
-from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
-from arroyo_dagster.state.storage import DeleteOutcome, MemoryStore, ObjectStore
+from arroyo_dagster.state.storage import DeleteOutcome
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.contract import servers
 from tests.contract.conftest import open_s3

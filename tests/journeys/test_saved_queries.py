@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster import open_state, open_store
-from arroyo_dagster.cli import main
+from arroyo_dagster import PrivateColumns, StateCatalog, cli, open_state, open_store
 from arroyo_dagster.state.operations.query.saved import saved_queries
 from arroyo_dagster.state.operations.query.scans import ScanRequest
 from arroyo_dagster.state.operations.query.sql import SqlCatalog
-from arroyo_dagster.state.operations.query.state import StateCatalog
-from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import START, Written, protocol_job
@@ -39,14 +36,14 @@ def state(url: str) -> StateCatalog:
 
 
 def sql(url: str, *words: str) -> list[dict[str, Any]]:
-    result = CliRunner().invoke(main, ["sql", *words, "--json", "--url", url])
+    result = CliRunner().invoke(cli.main, ["sql", *words, "--json", "--url", url])
     assert result.exit_code == 0, result.output
     rows: list[dict[str, Any]] = json.loads(result.stdout)
     return rows
 
 
 def refused(url: str, *words: str) -> str:
-    result = CliRunner().invoke(main, ["sql", *words, "--url", url])
+    result = CliRunner().invoke(cli.main, ["sql", *words, "--url", url])
     assert result.exit_code in (1, 2)
     return result.output
 
@@ -188,12 +185,12 @@ def test_a_restore_reads_what_its_plan_says(url: str, state: StateCatalog) -> No
 def test_the_page_of_a_job_has_the_answers_of_the_queries(url: str, state: StateCatalog) -> None:
     for job in state.jobs():
         words = ["show", job.name, "--parallelism", "3", "--url", url]
-        page = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+        page = json.loads(CliRunner().invoke(cli.main, [*words, "--json"]).stdout)
         for query in ("offsets", "watermarks", "leases", "pins"):
             assert len(page[query]) == len(sql(url, f"@{query}", job.name))
         assert page["offsets"] == sql(url, "@offsets", job.name)
         assert page["restore"] == sql(url, "@restore", job.name, "--param", "parallelism=3")
-        printed = CliRunner().invoke(main, words).stdout
+        printed = CliRunner().invoke(cli.main, words).stdout
         assert "memory a subtask" in printed
         assert page["offsets"][0]["partition"] in printed
 
@@ -208,7 +205,7 @@ def test_every_saved_query_is_listed_and_uses_its_parameters(url: str) -> None:
         for parameter in query.parameters:
             of_reading = parameter.name in ("epochs", "parallelism")
             assert of_reading or f":{parameter.name}" in query.sql
-    printed = CliRunner().invoke(main, ["sql", "--list", "--url", url]).output
+    printed = CliRunner().invoke(cli.main, ["sql", "--list", "--url", url]).output
     assert "@offsets JOB\n" in printed
     assert "high_water (integer, default null)" in printed
 

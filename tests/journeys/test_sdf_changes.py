@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from tests.documentation import PROJECT, blocks
 
 PAGE = "docs/sdf-changes.md"
@@ -31,7 +31,7 @@ class Store:
     def run(self, line: str) -> str:
         command, *args = shlex.split(line)
         assert command == "arroyo-state"
-        result = CliRunner().invoke(main, args, env=self._env)
+        result = CliRunner().invoke(cli.main, args, env=self._env)
         assert result.exit_code == (4 if "v4.yaml" in line and "sdf run" in line else 0), (
             line + result.output
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from tests.documentation import PROJECT, blocks
 
 PAGE = "docs/sdf.md"
@@ -41,7 +41,7 @@ def _shell(block: str, place: Path) -> str:
         else:
             command, *args = shlex.split(line, comments=True)
             assert command == "arroyo-state"
-            result = CliRunner().invoke(main, args, env=env)
+            result = CliRunner().invoke(cli.main, args, env=env)
             assert result.exit_code == 0, result.output
             shown += result.stdout
     return shown

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.sdf_testing import DataflowTrial
 from arroyo_dagster.state import open_state
@@ -24,7 +24,7 @@ ROWS = 6000
 
 
 def run(*args: object) -> str:
-    result = CliRunner().invoke(main, ["sdf", *map(str, args)], catch_exceptions=False)
+    result = CliRunner().invoke(cli.main, ["sdf", *map(str, args)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

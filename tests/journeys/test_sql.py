@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.cli.query.prompt import Prompt
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state import (
@@ -146,7 +146,7 @@ def test_the_prompt_answers_until_it_ends(
         except StopIteration:
             raise EOFError from None
 
-    with click.Context(main):
+    with click.Context(cli.main):
         Prompt(catalog, read_line=read).run()
     output = capsys.readouterr()
     assert "newest_epoch" in output.out
@@ -169,7 +169,7 @@ def test_commands_print_and_write_every_format(store: MemoryStore, tmp_path: Pat
     assert b"\r" not in (tmp_path / "rows.csv").read_bytes()
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == rows.num_rows
     again = CliRunner().invoke(
-        main, ["sql", query, "--output", str(tmp_path / "rows.csv"), "--url", url]
+        cli.main, ["sql", query, "--output", str(tmp_path / "rows.csv"), "--url", url]
     )
     assert again.exit_code == 1
     assert "the file exists" in again.output
@@ -181,6 +181,6 @@ def test_commands_print_and_write_every_format(store: MemoryStore, tmp_path: Pat
 
 
 def _output(*words: str) -> str:
-    found = CliRunner().invoke(main, words, catch_exceptions=False)
+    found = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.stdout

@@ -10,6 +10,27 @@ from typing import Any, Literal
 
 import pytest
 
+from arroyo_dagster import (
+    CompactionPolicy,
+    CompactionSettings,
+    GcOptions,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    OperatorId,
+    ParquetBackend,
+    RewriteOptions,
+    StatePath,
+    TableName,
+    UndoOptions,
+    WriteProtected,
+    plan_undo,
+    run_gc,
+    run_rewrite,
+    run_undo,
+    verify_job,
+)
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
@@ -18,12 +39,9 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.codec.maintenance_records import decode_edit_record, encode_edit_record
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, LeftOut
-from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
@@ -38,20 +56,11 @@ from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite import (
-    RewriteOptions,
-    rewrite_here,
-    run_rewrite,
-)
-from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions, plan_undo, run_undo
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
+from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask

@@ -11,20 +11,26 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ParquetBackend,
+    StatePath,
+    run_gc,
+    unpin_epochs,
+)
 from arroyo_dagster.errors import ConflictError, NotFoundError
 from arroyo_dagster.state.codec.records import decode_epoch_record
-from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.garbage import Moved
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_epochs
-from arroyo_dagster.state.operations.gc.plan import GcRequest
+from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job, protocol_job

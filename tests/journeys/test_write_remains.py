@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.state import open_store
 from tests.compat.arroyo import unpack
 from tests.contract import servers
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def run(url: str, *words: str) -> Result:
-    return CliRunner().invoke(main, [*words, "--url", url], catch_exceptions=False)
+    return CliRunner().invoke(cli.main, [*words, "--url", url], catch_exceptions=False)
 
 
 def answer(root: Path, *words: str) -> Any:

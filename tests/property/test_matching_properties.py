@@ -10,8 +10,16 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
+from arroyo_dagster import (
+    Checkpoint,
+    CheckpointState,
+    Epoch,
+    JobId,
+    OperatorCheckpoint,
+    OperatorId,
+    StatePath,
+    timestamp_table_config,
+)
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.surgery.graphs import GraphEdge, GraphNode, PipelineGraph
 from arroyo_dagster.state.planning.surgery.matching import (
@@ -20,7 +28,6 @@ from arroyo_dagster.state.planning.surgery.matching import (
     shapes_of,
 )
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 
 KINDS = ("tumbling", "join", "updating_aggregate")
 PARTS = {"tumbling": "TumblingWindow<w>", "join": "join", "updating_aggregate": "UpdatingAggregate"}

@@ -18,23 +18,25 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
-from arroyo_dagster.orchestration.surgery.bootstrapped_state import (
+from arroyo_dagster import (
+    ArroyoDirectory,
+    ArroyoStateStore,
     BootstrapConfig,
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    SparkSessionResource,
     build_bootstrapped_state,
+    cli,
+    find_job,
+    open_state,
+    open_store,
+    run_undo,
 )
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, computed_bootstrap
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import SessionRow, sessions
-from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from tests.documentation import PROJECT, blocks, first_program
 from tests.words import output_of
 
@@ -22,7 +22,7 @@ def _run(command: str, folder: Path, **env: str) -> str:
     program, *words = shlex.split(command, comments=True)
     assert program == "arroyo-state"
     with contextlib.chdir(folder):
-        answer = CliRunner().invoke(main, words, env=env)
+        answer = CliRunner().invoke(cli.main, words, env=env)
     assert answer.exit_code == 0, answer.output
     return answer.stdout
 

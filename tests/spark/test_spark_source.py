@@ -15,16 +15,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import ParquetSink, Pipeline, RunOutcome, open_store, plan_rollback
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.connectors import SparkSink, SparkSource
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state.operations.restore.rollback import plan_rollback
-from arroyo_dagster.state.runtime.connectors import ParquetSink
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
 from arroyo_dagster.state.runtime.publisher import EpochPublisher
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.spark.test_staging import staged_rows
 from tests.words import output_of
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import arroyo_dagster
-from arroyo_dagster import orchestration
+from arroyo_dagster import DeltaTarget, IcebergTarget, StatePath, open_store, orchestration
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.optional_packages import (
@@ -24,12 +24,9 @@ from arroyo_dagster.optional_packages import (
     explained_imports,
     missing_package,
 )
-from arroyo_dagster.spark.session import get_session, open_session
+from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.operations.export.lake import DeltaTarget, IcebergTarget
-from arroyo_dagster.state.storage import open_store
 
 PROJECT = Path(__file__).parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
@@ -97,15 +94,6 @@ def test_the_commands_install_the_declared_versions() -> None:
     for package in PACKAGES.values():
         if "arroyo-dagster[" not in package.install:
             assert set(package.install.replace("'", "").split()) <= declared
-
-
-def test_spark_is_refused_by_name_where_pyspark_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(InputError, match="the package pyspark, which is not installed") as raised:
-        get_session()
-    assert "pip install 'pyspark>=4.2' 'pandas>=2.2,<3'" in str(raised.value.next_step)
 
 
 SPARK_COMMANDS = (

@@ -23,19 +23,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_file_is_imported_by_its_path_with_its_neighbours(folder: Path) -> None:
-    names = "from um_beside import ONE\nfrom um_package.inner import TWO"
-    (folder / "um_shop.py").write_text(names)
-    (folder / "um_beside.py").write_text("ONE = 1")
-    (folder / "um_package").mkdir()
-    (folder / "um_package" / "__init__.py").touch()
-    (folder / "um_package" / "inner.py").write_text("import um_beside\nTWO = um_beside.ONE + 1")
-    module = import_file(str(folder / "um_shop.py"))
-    assert (module.ONE, module.TWO) == (1, 2)
-    assert import_file(str(folder / "um_shop.py")) is module
-    assert sys.modules["um_shop"] is module
-
-
 def test_a_file_behind_a_link_has_the_name_and_the_neighbours_of_the_link(folder: Path) -> None:
     (folder / "um_far").mkdir()
     (folder / "um_far" / "um_v1.py").write_text("from um_beside import ONE")

@@ -70,7 +70,10 @@ from arroyo_dagster.state.storage.store import ObjectStore
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-_RARE = {"level_files", "window_micros", "deduplicate", "order", "min_gain_files"}
+_RARE = {
+    *("target_bytes", "min_files", "level_files", "window_micros"),
+    *("deduplicate", "order", "min_gain_files"),
+}
 """Settings that `--set` changes; the others have options of their own."""
 
 _USUAL = {field.name for field in setting_fields(CompactionSettings)} - _RARE

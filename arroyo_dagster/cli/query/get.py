@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 @click.argument("operator")
 @click.argument("table")
 @click.argument("key", nargs=-1, required=True)
-@click.option("--epoch", help="A number, a time, or `latest`. Default: the newest visible epoch.")
 @private_option
 @store_options
 def get_command(
@@ -26,16 +25,15 @@ def get_command(
     operator: str,
     table: str,
     key: tuple[str, ...],
-    epoch: str | None,
     private: PrivateColumns,
     url: str | None,
     as_json: bool,
 ) -> None:
     """Look up the rows of one key: only the files and row groups that may hold it are read.
 
-    KEY has one value for each key column, as text: numbers as digits, bytes in hex, times in ISO
-    8601; `null` for a column that is no text. The key of a global keyed table is one value: JSON if
-    it has several fields.
+    JOB is JOB or JOB@EPOCH; EPOCH is a number, `latest` or a time. KEY has one value for each key
+    column, as text: numbers as digits, bytes in hex, times in ISO 8601; `null` for a column that is
+    no text. The key of a global keyed table is one value: JSON if it has several fields.
 
     \b
     Example:
@@ -46,7 +44,6 @@ def get_command(
     from arroyo_dagster.state.operations.query.state import open_state
 
     state = open_state(open_to_read(url), private=private)
-    (at,) = state.job(job).epochs_named(epoch)
-    found = at.table(operator, table)
+    found = state.epoch(job).table(operator, table)
     rows = found.lookup(parse_key(found, key))
     print_rows(unique_names(rows.schema.names), plain_rows(rows), as_json=as_json)

@@ -64,7 +64,7 @@ def clean(
     begins anew. Output that sinks have written stays.
 
     Nothing is deleted: the rows stay in the epoch before, which is pinned. --undo brings them back
-    until the service runs again; `arroyo-state rows JOB states STATE --epoch N` shows them, and
+    until the service runs again; `arroyo-state rows JOB@N states STATE` shows them, and
     `arroyo-state unpin JOB N` lets them go.
 
     \b

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from arroyo_dagster.cli.common import (
+    find_job_and_epoch,
     main,
     open_another,
     open_to_read,
@@ -12,11 +13,10 @@ from arroyo_dagster.cli.common import (
     store_options,
 )
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
-from arroyo_dagster.cli.settings import WholeNumber, settings_options
+from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_copy, run_copy
 from arroyo_dagster.state.planning.restore.rollback import ranges
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -25,11 +25,6 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 @main.command()
 @click.argument("job")
 @click.argument("to_url", metavar="URL")
-@click.option(
-    "--epoch",
-    type=WholeNumber(1),
-    help="Copy only this epoch, and its parent. Default: all epochs that lead to the newest.",
-)
 @click.option("--yes", is_flag=True, help="Copy. Without it, print the plan.")
 @click.option(
     "--approve",
@@ -41,7 +36,6 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 def copy(
     job: str,
     to_url: str,
-    epoch: int | None,
     yes: bool,
     approve: str | None,
     lease_wait_seconds: float,
@@ -50,7 +44,8 @@ def copy(
 ) -> None:
     """Copy a whole job, or one epoch of it, to another checkpoint URL.
 
-    The job is only read, and may run. The copy has the same names, is verified at URL, and only
+    JOB@EPOCH copies that epoch and its parent; JOB, all epochs that lead to the newest. The job is
+    only read, and may run. The copy has the same names, is verified at URL, and only
     then a start can find it. URL must not have a job of that name. An interrupted copy is continued
     by the next call.
 
@@ -62,7 +57,7 @@ def copy(
         raise click.UsageError("--approve needs --yes")
     source = open_url(url) if yes else open_to_read(url)
     target = open_another(to_url)
-    paths = find_job(source, job)
+    paths, epoch = find_job_and_epoch(source, job)
     if yes:
         with show_progress(as_json=as_json, name=paths.root) as on_progress:
             options = CopyOptions(

@@ -44,7 +44,6 @@ from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 def evolve(
     source: str,
     job: str,
-    epoch: int | None,
     from_url: str | None,
     pairs: tuple[str, ...],
     file: Path | None,
@@ -55,8 +54,8 @@ def evolve(
 
     Operators match by themselves if name, tables and place are equal. For others the refusal
     suggests --map, with the reasons. The plan says what becomes of each table.
-    SOURCE is only read, and may run. JOB keeps the state of its sinks. Create JOB, let it take a
-    checkpoint, and stop it with a checkpoint first.
+    SOURCE is JOB or JOB@EPOCH; it is only read, and may run. JOB keeps the state of its sinks.
+    Create JOB, let it take a checkpoint, and stop it with a checkpoint first.
 
     \b
     Examples:
@@ -66,7 +65,7 @@ def evolve(
     """
     check_window(given)
     store, paths, directory = opened(job, given)
-    taken = open_source(store, source, epoch, from_url)
+    taken = open_source(store, source, from_url)
     document = None if file is None else read_yaml(file, "the overrides")
     overrides = parse_overrides(document, start_empty, map(_pair, pairs))
     planned = PlannableEdit(

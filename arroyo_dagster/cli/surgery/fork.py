@@ -26,13 +26,11 @@ from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 )
 @window_options
 @edit_options
-def fork(
-    source: str, job: str, epoch: int | None, from_url: str | None, create: bool, **given: Any
-) -> None:
+def fork(source: str, job: str, from_url: str | None, create: bool, **given: Any) -> None:
     """Give a stopped Arroyo job the state of another job of the same SQL.
 
-    SOURCE is only read, and may run. JOB keeps the state of its sinks. Create JOB, let it take a
-    checkpoint, and stop it with a checkpoint first.
+    SOURCE is JOB or JOB@EPOCH; it is only read, and may run. JOB keeps the state of its sinks.
+    Create JOB, let it take a checkpoint, and stop it with a checkpoint first.
 
     \b
     Example:
@@ -44,7 +42,7 @@ def fork(
             "--create does not go with --window: the job has no epoch to stop at"
         )
     store, paths, directory = opened(job, given, job_to_create if create else find_job)
-    taken = open_source(store, source, epoch, from_url)
+    taken = open_source(store, source, from_url)
     planned = PlannableEdit(
         paths,
         plan=lambda at, status: plan_fork(taken, at, paths, status, create=create),

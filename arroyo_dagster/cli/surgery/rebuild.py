@@ -20,17 +20,16 @@ from arroyo_dagster.state.operations.surgery.rebuild.execute import (
 
 @main.command()
 @click.argument("job")
-@click.option(
-    "--epoch", type=WholeNumber(1), help="The epoch. Default: the newest one that is visible."
-)
+@click.argument("epoch", type=WholeNumber(1), required=False)
 @edit_options
 def rebuild(job: str, epoch: int | None, **given: Any) -> None:
     """Write lost or damaged metadata of a stopped Arroyo job anew, from its data files.
 
-    The plan starts from the nearest older epoch, adds the files of the epoch itself, and names
-    every doubt. Readable metadata is never overwritten. What cannot be known is refused, and so is
-    an epoch that would not pass verification. `undo` undoes it until the job is started. Name
-    a job whose current-generation.json is lost as PIPELINE/JOB.
+    Without EPOCH it is the newest visible one. The plan starts from the nearest older epoch,
+    adds the files of the epoch itself, and names every doubt. Readable metadata is never
+    overwritten. What cannot be known is refused, and so is an epoch that would not pass
+    verification. `undo` undoes it until the job is started. Name a job whose
+    current-generation.json is lost as PIPELINE/JOB.
 
     \b
     Example:

@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_another
-from arroyo_dagster.cli.settings import WholeNumber
-from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.cli.common import find_job_and_epoch, open_another
 from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -18,27 +16,24 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def source_options(command: _F) -> _F:
-    """Add `SOURCE`, `JOB`, `--epoch` and `--from-url`."""
+    """Add `SOURCE`, `JOB` and `--from-url`."""
     source, job = click.argument("source"), click.argument("job")
-    epoch = click.option(
-        "--epoch", type=WholeNumber(1), help="Of SOURCE. Default: its newest visible epoch."
-    )
     from_url = click.option(
         "--from-url", metavar="URL", help="The checkpoint URL of SOURCE. Default: that of JOB."
     )
-    return source(job(epoch(from_url(command))))
+    return source(job(from_url(command)))
 
 
-def open_source(
-    store: ObjectStore, source: str, epoch: int | None, from_url: str | None
-) -> StateSource:
+def open_source(store: ObjectStore, source: str, from_url: str | None) -> StateSource:
     """Return the job whose state is taken, only readable.
 
     Args:
         store: of the job that takes it.
+        source: JOB or JOB@EPOCH.
 
     Raises:
-        NotFoundError: there is no such job.
+        NotFoundError: there is no such job, or no epoch of that time.
     """
     theirs = WriteProtected(store if from_url is None else open_another(from_url))
-    return StateSource(store=theirs, paths=find_job(theirs, source), epoch=epoch)
+    paths, epoch = find_job_and_epoch(theirs, source)
+    return StateSource(store=theirs, paths=paths, epoch=epoch)

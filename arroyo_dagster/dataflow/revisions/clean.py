@@ -426,7 +426,7 @@ def plan_restore(
             "nothing to undo: no service was cleaned or migrated since its last run",
             dataflow=dataflow.pipeline,
             next_step="epochs from before a clean stay pinned: `arroyo-state sql @pins JOB`; their "
-            "rows: `arroyo-state rows JOB states STATE --epoch N`",
+            "rows: `arroyo-state rows JOB@N states STATE`",
         )
     return found
 

@@ -46,7 +46,6 @@ from arroyo_dagster.state.metadata.lease_records import (
     read_record,
     store_time,
 )
-from arroyo_dagster.state.metadata.own_records import check_records
 from arroyo_dagster.state.metadata.ownership import check_job_maintained
 from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
 from arroyo_dagster.state.model.ids import StatePath
@@ -125,8 +124,7 @@ class Leased(Wrapper):
             process that holds it.
 
     Attributes:
-        took_over: the lease that a process had left behind without a release; None if there was
-            none.
+        took_over: the lease that a process had left behind without a release; None = none.
         before_deleting: called before each request to delete, to check its preconditions; None = no
             check. Only in the process that holds the lease, unless it is a `Precondition` that
             holds from anywhere.
@@ -316,6 +314,8 @@ def lease(
             chosen.on_event(_took_over(asked.found))
         leased = renewal.begin(held, runs_out)
         if directory == paths.leases and not chosen.take_over:
+            from arroyo_dagster.state.metadata.own_records import check_records
+
             check_records(leased, paths, whole=chosen.deletes)
         yield leased
     finally:

@@ -29,6 +29,7 @@ from arroyo_dagster.state.model.tables import (
 )
 
 RECORD_VERSION = 1
+OFFSETS = "offsets"  # the table of a managed job's source: how far it has read
 CONTENT = "_content"
 """The member of a source's offset that is no position: it identifies the rows that were read."""
 

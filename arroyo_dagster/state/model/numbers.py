@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 
+LONGEST_POSITION = 128  # of a source, in digits; a sequence number of Kinesis has 56
 _MAX_DIGITS = 19
 """Sufficient for every 63-bit number."""
 

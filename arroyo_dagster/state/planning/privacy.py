@@ -7,13 +7,12 @@ them. What programs read, such as user code and maintenance, is not changed.
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from hashlib import blake2b
 from typing import Any
 
 from arroyo_dagster.errors import InputError
@@ -49,9 +48,7 @@ class PrivateColumns:
     """
 
     patterns: tuple[str, ...] = ()
-    salt: bytes = field(
-        default_factory=partial(secrets.token_bytes, _SALT_BYTES), repr=False, compare=False
-    )
+    salt: bytes = field(default_factory=partial(os.urandom, _SALT_BYTES), repr=False, compare=False)
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> PrivateColumns:
@@ -139,6 +136,8 @@ class TableMask:
     def digest(self, value: object) -> str:
         """Return what stands for a private key: equal for equal values, under one salt."""
         data = json.dumps(value, sort_keys=True, default=repr).encode()
+        from hashlib import blake2b
+
         return f"private:{blake2b(data, key=self.salt, digest_size=8).hexdigest()}"
 
     def plain(self, value: Any, path: Sequence[str], *, is_key: bool = False) -> Any:

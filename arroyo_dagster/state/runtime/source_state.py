@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
+from arroyo_dagster.state.model.checkpoints import OFFSETS, OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import TableName, WorkerGeneration
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import U32, U64
@@ -17,7 +17,6 @@ from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.manager import TableManager, WriteSubtaskMetadata
 from arroyo_dagster.state.tables.messages import Compaction
 
-OFFSETS = "offsets"
 WATERMARKS = "watermark"
 
 

@@ -12,6 +12,8 @@ from arroyo_dagster.state.storage.store import ObjectStore, open_by_ranges
 
 WHOLE_BYTES = 1 << 18
 """Files up to this size are read as a whole: another request costs more than the saved bytes."""
+SLICE_ROWS = 1 << 15
+"""The maximum number of rows in a piece of a file; a multiple of Arroyo's record batches."""
 
 
 def open_data_file(store: ObjectStore, path: StatePath) -> DataFile:

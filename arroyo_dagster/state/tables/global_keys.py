@@ -25,9 +25,8 @@ from arroyo_dagster.state.codec.row_groups import DataFile
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import ahead
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.data_files import open_data_file
+from arroyo_dagster.state.tables.data_files import SLICE_ROWS, open_data_file
 from arroyo_dagster.state.tables.grouping import group_codes
-from arroyo_dagster.state.tables.time_files import SLICE_ROWS
 
 EntryPlaces = npt.NDArray[np.int64]
 _BINARY = pa.binary()

@@ -23,15 +23,13 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.planning.restore.schema_evolution import changed_in, how_to_read
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.data_files import FooterCache, open_data_file
+from arroyo_dagster.state.tables.data_files import SLICE_ROWS, FooterCache, open_data_file
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 
 _Made = TypeVar("_Made")
 _FILES_AHEAD = 4
 CHUNK_BYTES = 1 << 23
 """How many stored bytes `chunks` decodes at a time."""
-SLICE_ROWS = 1 << 15
-"""The maximum number of rows in a piece of a file; a multiple of Arroyo's record batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.storage import configure
+from arroyo_dagster import configure
 
 
 @pytest.fixture

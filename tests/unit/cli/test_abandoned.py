@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import MemoryStore, ObjectStore, StatePath, cli
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing
 

@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import (
+    MemoryStore,
+    ParquetBackend,
+    Pipeline,
+    RunOutcome,
+    StatePath,
+    cli,
+    configure,
+)
 from arroyo_dagster.cli import common as grammar
 from arroyo_dagster.cli.spark import print_choice
 from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
-from arroyo_dagster.state.storage import Counting, MemoryStore, configure
+from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.remote import open as opening
 from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.jobs import run_word_job, word_job
@@ -34,7 +38,7 @@ READS = (
     ("show", "main"),
     ("show", "words/main", "2"),
     ("rows", "main", "count", "counts"),
-    ("rows", "main", "keep", "rows", "--epoch", "1", "--limit", "0"),
+    ("rows", "main@1", "keep", "rows", "--limit", "0"),
 )
 
 

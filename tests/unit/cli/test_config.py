@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli, open_store
 from arroyo_dagster.cli.config import check_config
 from arroyo_dagster.cli.lazy import LazyGroup
-from arroyo_dagster.state.storage import open_store
 from tests.jobs import run_word_job
 
 VARIABLES: dict[str, str | None] = {"ARROYO__CHECKPOINT_URL": None, "CHECKPOINT_URL": None}
@@ -38,7 +37,7 @@ def home(jobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str, **env: str) -> Result:
-    return CliRunner().invoke(main, args, env={**VARIABLES, **env}, catch_exceptions=False)
+    return CliRunner().invoke(cli.main, args, env={**VARIABLES, **env}, catch_exceptions=False)
 
 
 def job(*args: str, **env: str) -> str:
@@ -119,22 +118,26 @@ def test_a_file_that_is_not_toml_is_one_error(home: Path) -> None:
 
 
 def test_a_complete_check_covers_the_sections_of_all_commands(home: Path) -> None:
-    assert isinstance(main, LazyGroup)
+    assert isinstance(cli.main, LazyGroup)
     path = home / "arroyo-state.toml"
     path.write_text(f'url = "{home}/first"\n[show]\nlimit = 3\n')
     assert job() == "first"  # not a section of `jobs`
     with pytest.raises(ValueError, match=r"show\.limit"):
-        check_config(path, main)
+        check_config(path, cli.main)
     path.write_text(f'url = "{home}/first"\n[rows]\nlimit = 3\n')
-    assert check_config(path, main) == 2
+    assert check_config(path, cli.main) == 2
 
 
 def test_completion_answers_with_commands_and_options(home: Path) -> None:
     env = {"_ARROYO_STATE_COMPLETE": "bash_complete", "COMP_WORDS": "arroyo-state ep"}
-    done = CliRunner().invoke(main, [], env={**env, "COMP_CWORD": "1"}, prog_name="arroyo-state")
+    done = CliRunner().invoke(
+        cli.main, [], env={**env, "COMP_CWORD": "1"}, prog_name="arroyo-state"
+    )
     assert done.stdout == "plain,epochs\n"
     env["COMP_WORDS"] = "arroyo-state epochs --lim"
-    done = CliRunner().invoke(main, [], env={**env, "COMP_CWORD": "2"}, prog_name="arroyo-state")
+    done = CliRunner().invoke(
+        cli.main, [], env={**env, "COMP_CWORD": "2"}, prog_name="arroyo-state"
+    )
     assert done.stdout == "plain,--limit\n"
 
 

@@ -11,10 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import cli, configure
 from arroyo_dagster.cli import inspect as looking
 from arroyo_dagster.cli.directory import API_VARIABLE, TOKEN_VARIABLE
-from arroyo_dagster.state.storage import configure
 from tests.compat.arroyo import DATA, unpack
 from tests.loopback import Loopback, Reply, replaying, serving
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import MemoryStore, cli, open_store
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.readiness import check_java
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import SKEW_MICROS
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
-from arroyo_dagster.state.storage import MemoryStore, open_store
 from arroyo_dagster.state.storage.store import DeleteOutcome
 from tests.jobs import run_word_job
 
@@ -41,7 +40,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str) -> Result:
-    return CliRunner().invoke(main, ["doctor", *args], catch_exceptions=False)
+    return CliRunner().invoke(cli.main, ["doctor", *args], catch_exceptions=False)
 
 
 def by_name(checks: tuple[StoreCheck, ...]) -> dict[str, StoreCheck]:

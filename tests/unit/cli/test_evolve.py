@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
-from arroyo_dagster.state.model.layout import Layout
+from arroyo_dagster import Layout, MemoryStore, cli, configure
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.documentation import blocks
 from tests.evolved_jobs import COUNT, LEAST, SHIFTED, SUM, Sql, loaded, sql_job
 from tests.jobs import listing

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster import Epoch, ObjectStore, ParquetBackend, open_store
 from tests.commands import document, run
 from tests.compat.arroyo import unpack
 from tests.gc_jobs import JOB, PATHS, restorable, without_ours

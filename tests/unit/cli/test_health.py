@@ -7,12 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import ObjectStore, cli, open_store
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.operations.verify import audit
 from arroyo_dagster.state.planning.rules import KINDS
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import Written, protocol_job
 from tests.jobs import listing, run_word_job
 

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli
 from arroyo_dagster.cli.config import ALLOWED_EVERYWHERE
 from tests.commands import leaves
 
@@ -18,8 +18,8 @@ EXAMPLE = re.compile(r"^  Examples?:\n((?:    arroyo-state .*\n?)+)", re.MULTILI
 
 def parsed(words: list[str]) -> click.Context:
     """The context in which click would call the command of a command line."""
-    context = main.make_context("arroyo-state", list(words))
-    command: click.Command = main
+    context = cli.main.make_context("arroyo-state", list(words))
+    command: click.Command = cli.main
     while isinstance(command, click.Group):
         args = [*getattr(context, "_protected_args", ()), *context.args]
         name, below, rest = command.resolve_command(context, args)
@@ -28,9 +28,9 @@ def parsed(words: list[str]) -> click.Context:
     return context
 
 
-@pytest.mark.parametrize("path", list(leaves(main)), ids=" ".join)
+@pytest.mark.parametrize("path", list(leaves(cli.main)), ids=" ".join)
 def test_the_example_of_a_command_parses(path: tuple[str, ...]) -> None:
-    text = CliRunner().invoke(main, [*path, "--help"]).stdout
+    text = CliRunner().invoke(cli.main, [*path, "--help"]).stdout
     found = EXAMPLE.search(text)
     assert found, text
     for line in found[1].splitlines():
@@ -42,9 +42,9 @@ def test_the_example_of_a_command_parses(path: tuple[str, ...]) -> None:
 
 def test_options_that_several_commands_have_are_the_same_everywhere() -> None:
     helps: dict[str, set[str | None]] = {name: set() for name in ALLOWED_EVERYWHERE}
-    for path in leaves(main):
-        context = click.Context(main)
-        command: click.Command | None = main
+    for path in leaves(cli.main):
+        context = click.Context(cli.main)
+        command: click.Command | None = cli.main
         for name in path:
             assert isinstance(command, click.Group)
             command = command.get_command(context, name)
@@ -66,6 +66,6 @@ def test_options_that_several_commands_have_are_the_same_everywhere() -> None:
     ],
 )
 def test_a_misspelled_command_is_answered_with_the_closest(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(main, words)
+    result = CliRunner().invoke(cli.main, words)
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == f"Error: {said}"

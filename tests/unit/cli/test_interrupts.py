@@ -11,15 +11,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster.cli import main
+from arroyo_dagster import cli, open_store
 from arroyo_dagster.cli.common import EXIT_CLOSED, EXIT_INTERRUPTED
-from arroyo_dagster.state.storage import open_store
 from tests.commands import leaves
 from tests.jobs import run_word_job
 
 
 def found(path: tuple[str, ...]) -> click.Command:
-    command: click.Command | None = main
+    command: click.Command | None = cli.main
     for name in path:
         assert isinstance(command, click.Group)
         command = command.get_command(click.Context(command), name)
@@ -27,7 +26,7 @@ def found(path: tuple[str, ...]) -> click.Command:
     return command
 
 
-@pytest.mark.parametrize("path", list(leaves(main)), ids=" ".join)
+@pytest.mark.parametrize("path", list(leaves(cli.main)), ids=" ".join)
 def test_every_command_leaves_one_sentence(path: tuple[str, ...]) -> None:
     command = found(path)
 
@@ -38,7 +37,7 @@ def test_every_command_leaves_one_sentence(path: tuple[str, ...]) -> None:
         mock.patch.object(command, "callback", interrupted),
         mock.patch.object(command, "parse_args", return_value=[]),
     ):
-        done = CliRunner().invoke(main, list(path))
+        done = CliRunner().invoke(cli.main, list(path))
     assert (done.exit_code, done.stdout) == (EXIT_INTERRUPTED, "")
     assert done.stderr == "\ninterrupted: nothing was changed\n"
 
@@ -46,8 +45,8 @@ def test_every_command_leaves_one_sentence(path: tuple[str, ...]) -> None:
 def test_a_command_that_writes_says_what_continues_it(tmp_path: Path) -> None:
     target = "arroyo_dagster.state.operations.catalog.jobs.list_level"
     with mock.patch(target, side_effect=KeyboardInterrupt):
-        done = CliRunner().invoke(main, ["stop", "main", "--url", str(tmp_path)])
-        read = CliRunner().invoke(main, ["epochs", "main", "--url", str(tmp_path)])
+        done = CliRunner().invoke(cli.main, ["stop", "main", "--url", str(tmp_path)])
+        read = CliRunner().invoke(cli.main, ["epochs", "main", "--url", str(tmp_path)])
     assert "call the same command again to complete it" in done.stderr
     assert read.stderr == "\ninterrupted: nothing was changed\n"
     assert done.exit_code == read.exit_code == EXIT_INTERRUPTED

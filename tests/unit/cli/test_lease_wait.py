@@ -10,23 +10,33 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import (
+    CompactionPolicy,
+    CompactionSettings,
+    Epoch,
+    GcOptions,
+    GcRequest,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    PlanKind,
+    Retention,
+    RewriteOptions,
+    StatePath,
+    UndoOptions,
+    cli,
+    configure,
+    list_jobs,
+    open_store,
+    pin_epoch,
+    run_gc,
+    run_rewrite,
+)
 from arroyo_dagster.cli.common import EXIT_SKIPPED
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
-from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-from arroyo_dagster.state.operations.compaction.rewrite import RewriteOptions, run_rewrite
-from arroyo_dagster.state.operations.compaction.rewrite_undo import UndoOptions
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
-from arroyo_dagster.state.operations.gc.pins import pin_epoch
-from arroyo_dagster.state.operations.gc.plan import GcRequest
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore, configure, open_store
 from tests.compat.arroyo import unpack
 from tests.jobs import listing, run_word_job, word_job
 

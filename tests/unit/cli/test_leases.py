@@ -8,11 +8,9 @@ import platform
 
 import pytest
 
+from arroyo_dagster import MemoryStore, StatePath, open_store
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.commands import document, run
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster import ObjectStore, ParquetBackend, open_store
 from tests.commands import document, run
 from tests.jobs import listing, run_word_job, state_of, word_job
 

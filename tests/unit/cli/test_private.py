@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import MemoryStore, cli, configure, global_table_config
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.privacy import UNKNOWN_BYTES
-from arroyo_dagster.state.storage import MemoryStore, configure
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from tests.dataflows import Flow, builder, definition, row_of
 from tests.fabricated import OPERATOR, pair_files, publish
 from tests.jobs import run_word_job

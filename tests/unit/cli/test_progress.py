@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from arroyo_dagster import MemoryStore, Progress, configure
 from arroyo_dagster.cli import main, rendering
 from arroyo_dagster.cli.rendering import show_progress
-from arroyo_dagster.state.model.progress import Progress, ProgressUnit
-from arroyo_dagster.state.storage import MemoryStore, configure
+from arroyo_dagster.state.model.progress import ProgressUnit
 from tests.jobs import run_word_job
 
 

@@ -12,11 +12,9 @@ import pendulum
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import Layout, MemoryStore, cli, configure
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.storage import MemoryStore, configure
 from tests.arroyo_jobs import ArroyoJob, content
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.documentation import blocks
@@ -97,22 +95,6 @@ def window(job: ArroyoJob, url: str, *args: str) -> Result:
         for word in ("--limit", step)
     ]
     return run(job, "window", "job_x", "--arroyo-api", url, *limits, *args)
-
-
-def test_a_window_is_planned_then_carried_out(job: ArroyoJob, model: ModelArroyo) -> None:
-    before, was = content(job.store, job.paths), listing(job.store)
-    with arroyo(model) as server:
-        shown = window(job, server.url, "--now")
-        assert "the job was not touched; --yes stops it" in shown.stdout
-        assert listing(job.store) == was
-        assert model.log == []
-        done = window(job, server.url, "--now", "--yes")
-    assert done.exit_code == 0, done.stderr
-    assert "rewritten, runs again; 17 files became 5" in done.stdout
-    assert "undo" not in done.stdout
-    assert "requested Arroyo to stop the job" in done.stderr
-    assert model.state == "Running"
-    assert content(job.store, job.paths) == before
 
 
 def test_a_window_is_kept_to(job: ArroyoJob, model: ModelArroyo) -> None:

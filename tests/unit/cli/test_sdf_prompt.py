@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import cli, open_store
 from arroyo_dagster.cli.sdf import prompt
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.views.view import Views
-from arroyo_dagster.state.storage.remote.open import open_store
 
 WORDS = Path(__file__).parents[3] / "examples" / "sdf" / "words" / "dataflow.yaml"
 Line = str | Callable[[], None]

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
-from arroyo_dagster.state.model.layout import Layout
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
+from arroyo_dagster import Layout, MemoryStore, cli, configure, list_jobs, open_store
 from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.storage import MemoryStore, configure, open_store
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.jobs import listing, run_word_job
@@ -43,34 +40,6 @@ def run(job: SurgeryJob, *args: str) -> Result:
     return CliRunner().invoke(cli.main, command, catch_exceptions=False)
 
 
-def test_a_key_is_planned_deleted_searched_and_put_back(job: SurgeryJob) -> None:
-    before, was = held_rows(job.store, job.paths), listing(job.store)
-    shown = run(job, "delete-key", *SAID, "k1")
-    assert shown.exit_code == 0
-    assert "3 of 15 stored rows are removed" in shown.stdout
-    assert "precondition met: the job is stopped (stopped, by " in shown.stdout
-    assert "never seen: no retraction" in shown.stdout
-    assert "nothing was changed, add --yes to execute" in shown.stdout
-    assert listing(job.store) == was
-    digest = shown.stdout.partition("plan ")[2].split()[0]
-    wrong = run(job, "delete-key", *SAID, "k1", "--yes", "--approve", "0" * 32)
-    assert (wrong.exit_code, listing(job.store)) == (1, was)
-    done = run(job, "delete-key", *SAID, "k1", "--yes", "--approve", digest, "--quiet", "0")
-    assert "no file was deleted; older epochs: 1, 2" in done.stdout
-    assert done.stdout.count(": sha256 ") == 3
-    assert all(row[0] != "k1" for rows in held_rows(job.store, job.paths).values() for row in rows)
-    found = run(job, "find-key", "job_x", "k1")
-    assert "unlisted" in found.stdout
-    assert "epochs 1 to 2" in found.stdout
-    document = json.loads(run(job, "find-key", "job_x", "k1", "--json").stdout)
-    assert {one["place"] for one in document["found"]} == {"epochs", "unlisted"}
-    shown = run(job, "undo", *SAID)
-    assert "would be restored, from before the edit 'delete-key'" in shown.stdout
-    assert "was restored, from before the edit" in run(job, "undo", *SAID, "--yes").stdout
-    assert held_rows(job.store, job.paths) == before
-    assert "nothing to undo" in run(job, "undo", *SAID, "--yes").stdout
-
-
 def test_the_outcome_is_one_json_document(job: SurgeryJob) -> None:
     plan = json.loads(run(job, "offsets", *SAID, "3=17", "4=-5", "--json").stdout)
     assert (plan["done"], plan["objects"], plan["undo_record"]) == (False, {}, None)
@@ -92,7 +61,7 @@ def test_a_job_is_forked_here_and_from_another_url(job: SurgeryJob, tmp_path: Pa
     disk = open_store(f"file://{tmp_path}")
     for info in source.store.list():
         disk.put(info.path, source.store.read(info.path))
-    words = ["fork", "job_a", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
+    words = ["fork", "job_a@latest", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
     was = listing(job.store)
     shown = CliRunner().invoke(cli.main, words, catch_exceptions=False)
     assert "carried" in shown.stdout

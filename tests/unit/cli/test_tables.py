@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from arroyo_dagster import open_store
 from arroyo_dagster.cli.tables import format_table
-from arroyo_dagster.state.storage import open_store
 from tests.jobs import run_word_job
 
 COLUMNS = ("operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of")

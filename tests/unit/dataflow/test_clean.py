@@ -58,15 +58,6 @@ def findings(flow: Flow, service: str = "build") -> tuple[Any, ...]:
     return verify_job(flow.store, JobPaths(service, "test.flow")).verdict.findings
 
 
-def test_a_plan_writes_nothing() -> None:
-    flow = flow_of(TWO).send("words", ["a", "b"])
-    objects = list(flow.store.list("test.flow"))
-    (plan,) = plan_clean(flow.dataflow, flow.store, CleanOptions())
-    assert [(one.name, one.rows) for one in plan.states] == [("counts", 2), ("other", 2)]
-    assert plan.topics == ("words",)
-    assert list(flow.store.list("test.flow")) == objects
-
-
 def test_undo_brings_rows_and_offsets_back_until_the_service_runs() -> None:
     flow = flow_of(TWO).send("words", ["a", "b"])
     undone(cleaned(flow))

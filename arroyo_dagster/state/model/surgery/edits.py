@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.numbers import LONGEST_POSITION
 from arroyo_dagster.state.model.settings import check_time
 from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.evolve import Evolve
-
-LONGEST_POSITION = 128
-"""A sequence number of Kinesis has 56 digits."""
 
 ALL_PARTITIONS = "all"
 """Names every partition of the sources that are edited."""

@@ -377,7 +377,7 @@ def check_may_undo(
     what = "compaction" if operation is None else operation
     step = (
         "stop the job and edit it again, or give the state of an epoch before it to another job: "
-        f"`arroyo-state fork {paths.root} OTHER --epoch N`"
+        f"`arroyo-state fork {paths.root}@N OTHER`"
     )
     if operation is None:
         step = "keep the compacted state: it holds the same rows"

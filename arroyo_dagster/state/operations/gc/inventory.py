@@ -422,14 +422,12 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         if address is not None:
             names.setdefault(address.checkpoint, []).append(stored)
     head = names.get(str(paths.checkpoint(roots.head.epoch, roots.head.worker_generation)), ())
-    # The objects of a copied job may all have the time of the copy.
-    timed = any(written_with(roots.head, stored) for stored in head)
+    timed = any(written_with(roots.head, stored) for stored in head)  # unlike those of a copy
     edits = [one for one in found.maintenance if one.path.parent == paths.edits]
     written = {one.path: one.modified_micros for one in found.metadata}
     for one, number, shared in epoch_directories(roots):
         listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
         missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
-        tables = dict(one.tables) | dict.fromkeys(missing, ())
         shared = shared and timed and one.finish_time_micros > 0
         own = [
             each.path
@@ -440,7 +438,7 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
         named = NamedTables(
             epoch=one.epoch,
             worker_generation=one.worker_generation,
-            tables=tables,
+            tables=dict(one.tables) | dict.fromkeys(missing, ()),
             unchecked=missing.union(one.dropped),
             directory=number,
             managed=one.managed,

@@ -292,10 +292,8 @@ def _sizes(epoch: StateEpoch) -> dict[StatePath, int]:
 
 def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
     sizes = _sizes(epoch)
-    for table in epoch.tables():
-        operator = table.scan.operator
-        name = table.scan.name
-        config, files = operator.configs[name], operator.tables[name]
+    for operator, name, config in epoch.listed_tables():
+        files = operator.tables[name]
         expiring = config.config if isinstance(config.config, ExpiringTimeKeyConfig) else None
         yield TableRow(
             job=epoch.job.name,
@@ -303,7 +301,7 @@ def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
             finished_at_micros=epoch.checkpoint.finish_time_micros,
             operator=operator.operator,
             table=name,
-            name=str(table.name),
+            name=str(QueryName(name, operator.operator, epoch.job.name)),
             kind=config.kind.label,
             description=config.config.description,
             owner=epoch.job.catalog.catalogue.owner_of(operator.operator, config),
@@ -316,8 +314,7 @@ def _tables(epoch: StateEpoch) -> Iterator[TableRow]:
 
 def _files(epoch: StateEpoch) -> Iterator[DataFileRow]:
     sizes = _sizes(epoch)
-    for table in epoch.tables():
-        operator, name = table.scan.operator, table.scan.name
+    for operator, name, _ in epoch.listed_tables():
         files = operator.tables[name]
         listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
         for place, path in enumerate(files.paths):

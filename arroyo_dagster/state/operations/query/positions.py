@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from arroyo_dagster.state.codec.plain import plain_rows
-from arroyo_dagster.state.model.checkpoints import CONTENT
+from arroyo_dagster.state.model.checkpoints import CONTENT, OFFSETS
 from arroyo_dagster.state.model.json_fields import parse_json
-from arroyo_dagster.state.model.surgery.edits import LONGEST_POSITION
+from arroyo_dagster.state.model.numbers import LONGEST_POSITION
+from arroyo_dagster.state.model.tables import GlobalKeyedConfig
 from arroyo_dagster.state.operations.query.global_scan import KEY, VALUE, GlobalScan
 from arroyo_dagster.state.operations.query.metadata_rows import SourcePosition
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.operations.query.table import EpochTable
-from arroyo_dagster.state.runtime.source_state import OFFSETS
 
 MANAGED = "managed source"
 _POSITIONS = ("offset", "count", "counter", "event_count", "stream_sequence_number")
@@ -36,13 +36,17 @@ def source_positions(epoch: StateEpoch) -> list[SourcePosition]:
     Raises:
         FormatError, NotFoundError: as reading the tables.
     """
-    return [one for table in epoch.tables() for one in _of_table(epoch, table)]
+    return [
+        one
+        for operator, name, config in epoch.listed_tables()
+        if isinstance(config.config, GlobalKeyedConfig)
+        for one in _of_table(epoch, epoch.table(operator.operator, name))
+    ]
 
 
 def _of_table(epoch: StateEpoch, table: EpochTable) -> Iterator[SourcePosition]:
     scan = table.scan
-    if not isinstance(scan, GlobalScan):
-        return
+    assert isinstance(scan, GlobalScan)
     connector = _connector(epoch, scan)
     if connector is None:
         return

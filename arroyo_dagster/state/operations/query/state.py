@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import bisect
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoin
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.numbers import parse_number
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
 from arroyo_dagster.state.operations.catalog.jobs import (
     find_job,
     list_jobs,
@@ -338,12 +338,17 @@ class StateEpoch:
 
     def tables(self) -> list[EpochTable]:
         """Return the tables, operator by operator."""
-        return [
-            self._table(operator, name)
-            for operator in self.operators
-            for name in sorted(operator.tables)
-            if name in operator.configs
-        ]
+        return [self._table(operator, name) for operator, name, _ in self.listed_tables()]
+
+    def listed_tables(self) -> Iterator[tuple[OperatorCheckpoint, TableName, TableConfig]]:
+        """Yield operator, name and configuration of each of `tables`; no row can be read by it.
+
+        Raises:
+            FormatError: the configuration of a table is one of the other kind.
+        """
+        for operator in self.operators:
+            for name in sorted(operator.tables.keys() & operator.configs.keys()):
+                yield operator, name, config_of(self.checkpoint, operator, name)
 
     def table(self, operator: str, table: str) -> EpochTable:
         """Return a table of an operator.
@@ -362,7 +367,6 @@ class StateEpoch:
         return self._table(found, TableName(table))
 
     def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
-        from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
         from arroyo_dagster.state.operations.query.global_scan import GlobalScan
         from arroyo_dagster.state.operations.query.table import EpochTable
 
@@ -372,6 +376,8 @@ class StateEpoch:
         if isinstance(files, GlobalKeyedFiles):
             scan = GlobalScan(catalog.store, operator, name, catalog.catalogue)
         else:
+            from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
+
             alone = replace(self.checkpoint, operators=(operator,))
             scan = ExpiringScan(catalog.store, alone, name)
         return EpochTable(

@@ -22,7 +22,6 @@ from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.global_scan import KEY, GlobalScan
 from arroyo_dagster.state.operations.query.masking import mask_rows, mask_schema
 from arroyo_dagster.state.operations.query.names import QueryName, not_found
@@ -33,6 +32,8 @@ from arroyo_dagster.state.tables.comparisons import Comparison, bind, filter_row
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 
 Where = Iterable[tuple[str, str, Any] | tuple[str, str] | Comparison]
 """Conditions that all must hold: `("column", "=", value)`; see `Relation`."""

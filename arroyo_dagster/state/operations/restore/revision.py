@@ -168,7 +168,7 @@ def restore_revised(
             job=paths.root,
             epoch=newest.epoch,
             next_step="older epochs that are kept: `arroyo-state sql @pins JOB`; their rows: "
-            "`arroyo-state rows … --epoch N`",
+            "`arroyo-state rows JOB@N …`",
         )
     known = backend.prepare_checkpoint_load(before)
     assert known.progress is not None

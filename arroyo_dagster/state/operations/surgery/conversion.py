@@ -28,9 +28,9 @@ from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.planning.surgery.columns import ColumnMap, Filled
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.data_files import open_data_file
+from arroyo_dagster.state.tables.data_files import SLICE_ROWS, open_data_file
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
-from arroyo_dagster.state.tables.time_files import SLICE_ROWS, ReadRequest, TimeFileReader
+from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader
 
 _EVERY_KEY = KeyRange(0, MAX_ROUTING_KEY)
 

@@ -106,7 +106,7 @@ def plan_copy(
             "the job keeps rows of its sources or sinks beside its newest epoch",
             job=paths.root,
             path=beside[0],
-            next_step="stop it, and copy it as a whole, without --epoch",
+            next_step="stop it, and copy it as a whole, without @EPOCH",
         )
     bare = metadata_only_epochs(source, paths).keys()
     files = dict.fromkeys(

@@ -195,7 +195,7 @@ class _Match:
                 "a table of the source has no configuration",
                 operator=operator.operator,
                 table=name,
-                next_step="take another epoch of the source (--epoch)",
+                next_step="take another epoch of the source (SOURCE@EPOCH)",
             )
         if ours is not None and ours != theirs:
             raise InputError(

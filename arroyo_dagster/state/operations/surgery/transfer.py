@@ -304,7 +304,7 @@ def _read_source(source: StateSource) -> tuple[Checkpoint, StoredFiles]:
             f"epoch {epoch} of the source is {found.state.value}: its sinks have not committed it",
             job=source.paths.root,
             epoch=epoch,
-            next_step="wait until it is ready, or name an older epoch with --epoch",
+            next_step="wait until it is ready, or name an older epoch, SOURCE@EPOCH",
         )
     files = _stored(source.store, found)
     check_restorable(source.store, source.paths, epoch, 1)

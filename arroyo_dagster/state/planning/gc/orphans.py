@@ -126,20 +126,7 @@ def standing_of(
     check_clock(roots, now_micros, live=live)
     times = {one.path: one.modified_micros for one in metadata}
     old = now_micros - grace_micros
-
-    def modified(one: EpochRoot) -> int | None:
-        # Its generation manifest goes first: without the manifest that it names as the latest one,
-        # it would show that metadata is lost.
-        written = times.get(one.ref)
-        generation = one.worker_generation
-        hint = (
-            None if generation is None else times.get(roots.paths.generation_manifest(generation))
-        )
-        return written and max(written, hint or 0)
-
-    lost = frozenset(
-        one.ref for one in roots.attempts if _may_go(roots, one, live, modified(one), old)
-    )
+    lost = frozenset(one.ref for one in roots.attempts if _may_go(roots, one, live, times, old))
     stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in lost)]
     address = None if roots.restored is None else parse_manifest_path(roots.restored)
     return OrphanRules(
@@ -157,10 +144,15 @@ def standing_of(
 
 
 def _may_go(
-    roots: Roots, one: EpochRoot, live: bool, modified_micros: int | None, old: int
+    roots: Roots, one: EpochRoot, live: bool, times: Mapping[StatePath, int | None], old: int
 ) -> bool:
     """Return whether a manifest that owns no epoch is no longer needed and may be deleted."""
-    if not modified_micros or modified_micros > old or one.worker_generation is None:
+    if one.worker_generation is None or not times.get(one.ref):
+        return False
+    # Its generation manifest goes first: without the manifest that it names as the latest one, it
+    # would show that metadata is lost.
+    generation = roots.paths.generation_manifest(one.worker_generation)
+    if any(time and time > old for time in map(times.get, (one.ref, generation))):
         return False
     if live and not roots.managed:
         return False  # the metadata of a running Arroyo job belongs to Arroyo

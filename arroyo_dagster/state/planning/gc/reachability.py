@@ -34,7 +34,6 @@ from arroyo_dagster.state.model.layout import (
 )
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.restore.lost_metadata import (
-    MISSING,
     EpochObjects,
     lost_epochs,
     lost_metadata,
@@ -159,21 +158,20 @@ def check_nothing_lost(roots: Roots, answer: JobAnswer | None = None) -> None:
     """
     lost = lost_objects(roots, answer)
     if lost:
-        first, others = lost[0], len(lost) - 1
-        more = f", and {others} more {'objects' if others > 1 else 'object'}" if others else ""
-        reason = first.reason
-        if reason == MISSING:
-            same = [one for one in lost if (one.epoch, one.reason) == (first.epoch, MISSING)]
-            reason, more = f"{len(same)} of its objects are missing", ""
-        rebuild = f"`arroyo-state rebuild {roots.paths.root} --epoch {first.epoch}`"
+        first = lost[0]
         raise refuse(
             f"metadata of epoch {first.epoch} is lost or damaged, so it is unknown which files it "
-            f"lists: {reason}{more}",
+            f"lists: {first.path}: {first.reason}"
+            + (f", and {len(lost) - 1} more" if lost[1:] else ""),
             roots.paths,
             path=first.path,
             epoch=first.epoch,
             next_step="restore the object from a copy"
-            + ("" if roots.managed else f", or write it again: {rebuild}")
+            + (
+                ""
+                if roots.managed
+                else f", or write it again: `arroyo-state rebuild {roots.paths.root} {first.epoch}`"
+            )
             + "; nothing was deleted",
         )
 
@@ -186,7 +184,7 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
     paths, head = roots.paths, roots.head
     legacy = paths.layout is Layout.LEGACY
     kept = kept_beside(roots)
-    epochs = [_objects_of(paths, one) for one in roots.current if one.unreadable is None]
+    epochs = [_objects_of(paths, one) for one in roots.current]
     facts = None if roots.managed or answer is None else answer.facts
     whole_from = collected_before(head.epoch, legacy=legacy, managed=facts is None)
     lost = list(roots.cut)
@@ -218,10 +216,10 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
 
 def _lost_parent(roots: Roots, whole_from: Epoch) -> Iterator[LostObject]:
     """Yield the manifest at which the chain of an Arroyo job ends, if no cleanup has reached it."""
-    known = {one.ref: one for one in roots.current}
     oldest = roots.head
-    while oldest.parent_ref in known and known[oldest.parent_ref].epoch < oldest.epoch:
-        oldest = known[oldest.parent_ref]
+    for older in roots.current:
+        if older.ref == oldest.parent_ref:
+            oldest = older
     ref = oldest.parent_ref
     address = None if ref is None else parse_manifest_path(ref)
     if ref is not None and address is not None and address.epoch >= max(1, whole_from):

@@ -26,9 +26,6 @@ from arroyo_dagster.state.model.layout import (
     parse_operator_object,
 )
 
-MISSING = "it is missing"
-
-
 # ---- is an object what its path says -------------------------------------------------------------
 
 
@@ -72,9 +69,8 @@ def identity_mismatch(paths: JobPaths, path: str, value: object, **more: object)
 
 def is_of_another_job(paths: JobPaths, value: object) -> bool:
     """Return whether an object has the ids of another job, and not merely none."""
-    job, pipeline = getattr(value, "job", ""), getattr(value, "pipeline", None)
-    elsewhere = pipeline is not None and pipeline != paths.pipeline
-    return bool(job) and (job != paths.job or (elsewhere and bool(pipeline)))
+    job, pipeline = getattr(value, "job", None), getattr(value, "pipeline", None)
+    return bool(job) and (job, pipeline or paths.pipeline) != (paths.job, paths.pipeline)
 
 
 # ---- does an epoch name all that it has ----------------------------------------------------------
@@ -210,7 +206,7 @@ def lost_metadata(
     for one in reversed(epochs):
         for name in one.missing:
             if name in has or one.epoch >= whole_from:
-                lost.append(LostObject(one.epoch, one.objects[name], MISSING))
+                lost.append(LostObject(one.epoch, one.objects[name], "it is missing"))
         if one.epoch not in kept:
             has.update(one.objects.keys() - set(one.missing))
     yield from reversed(lost)
@@ -247,11 +243,11 @@ def lost_epochs(
         expired = not unpinned or older.epoch < unpinned[-1]
         same_run = newer.min_epoch <= older.epoch and not older.missing
         least = newer.min_epoch if same_run else min_epoch
-        first = max(older.epoch + 1, least, 1)
-        if expired or first >= newer.epoch:
+        absent = range(max(older.epoch + 1, least), newer.epoch)
+        if expired or not absent:
             continue
         directories = newer.directories()
         own_numbers = max(directories, default=None) == newer.epoch
-        for number in range(first, newer.epoch):
+        for number in absent:
             if 0 < least < number or (own_numbers and number in directories):
                 yield Epoch(number)

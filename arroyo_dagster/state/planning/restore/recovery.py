@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 from arroyo_dagster.errors import ProtocolError
@@ -217,17 +218,14 @@ def resolve_with(
     only_reads: bool = False,
 ) -> Resolved:
     """Ask `resolve` repeatedly until it is answered; `read` and `facts` as in `answer_with`."""
-
-    def question(known: Facts) -> Resolved | Need:
-        return resolve(
-            paths,
-            starting,
-            known,
-            now_micros=now_micros,
-            as_arroyo=as_arroyo,
-            only_reads=only_reads,
-        )
-
+    question = partial(
+        resolve,
+        paths,
+        starting,
+        now_micros=now_micros,
+        as_arroyo=as_arroyo,
+        only_reads=only_reads,
+    )
     return cast("Resolved", answer_with(question, read, facts))  # mypy joins unions to object
 
 
@@ -237,8 +235,8 @@ def resolve(
     facts: Facts,
     *,
     now_micros: int,
-    as_arroyo: bool = False,
-    only_reads: bool = False,
+    as_arroyo: bool,
+    only_reads: bool,
 ) -> Resolution:
     """Choose what worker generation `starting` restores.
 

@@ -53,7 +53,7 @@ def _is_of_another_run(before: Checkpoint, written: Collection[StatePath]) -> bo
     An older run that still writes may overwrite the metadata of an epoch of its successor.
     """
     known = {path for path in before.paths if not is_rewritten(path)}
-    newest = max((written_epoch(path) or 0 for path in known), default=0)
+    newest = max(filter(None, map(written_epoch, known)), default=0)
     later = any((written_epoch(path) or newest) >= newest for path in written)
     return known.isdisjoint(written) and not later
 

@@ -38,17 +38,6 @@ def corrected(before: Flow, body: str, **more: Any) -> Flow:
 # ---- limits --------------------------------------------------------------------------------------
 
 
-def test_a_body_that_fails_on_every_record_consumes_none() -> None:
-    wrong = flow(WRONG)
-    wrong.topics["words"].per_epoch = 500
-    wrong.topics["words"].send(*(f"w{at}" for at in range(2000)))
-    with pytest.raises(TooManyErrors, match="build_update failed on each of the 500 records"):
-        wrong.step()
-    right = corrected(wrong, RIGHT)
-    right.run()
-    assert len(right.cells("build.counts")) == 2000
-
-
 @pytest.mark.parametrize(("per_epoch", "lost"), [(1, 9), (4, 8), (10, 0)])
 def test_however_small_the_epochs_are_fewer_than_ten_records_are_consumed_in_vain(
     per_epoch: int, lost: int
@@ -61,14 +50,6 @@ def test_however_small_the_epochs_are_fewer_than_ten_records_are_consumed_in_vai
     right = corrected(wrong, RIGHT)
     right.run()
     assert len(right.cells("build.counts")) == 40 - lost
-
-
-def test_a_run_in_which_all_of_few_records_fail_consumes_none() -> None:
-    wrong = flow(WRONG, topics={"words": Topic(ended=True)})
-    with pytest.raises(TooManyErrors, match="each of the 3 records"):
-        wrong.send("words", ["a", "b", "a"])
-    right = corrected(wrong, RIGHT)
-    assert right.run().cells("build.counts") == {"a": 2, "b": 1}
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])

@@ -27,6 +27,7 @@ from arroyo_dagster.state.metadata.lease import (
     Leased,
     LeaseOptions,
     Precondition,
+    last_released_lease,
     lease,
     newest_lease,
     newest_token,
@@ -114,14 +115,21 @@ def test_refusal_says_what_the_holder_s_lease_is_for() -> None:
 def test_newest_lease_is_the_record_of_the_last_holder() -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
-    assert newest_lease(store, PATHS.leases) is None
-    leased(store, clock, 2)
+    assert newest_lease(store, PATHS.leases) is last_released_lease(store, PATHS.leases) is None
+    with lease(store, PATHS, "first", LeaseOptions(clock=clock)):
+        assert last_released_lease(store, PATHS.leases) is None
+    leased(store, clock, 1)
+    assert last_released_lease(store, PATHS.leases) == newest_lease(store, PATHS.leases)
     with lease(store, PATHS, "gc", LeaseOptions(seconds=300, clock=clock)) as held:
+        found = last_released_lease(store, PATHS.leases)
+        assert found is not None
+        assert found.token == 2
         found = newest_lease(store, PATHS.leases)
         assert found is not None
         assert (found.path, found.token) == (PATHS.leases / "0000000003.json", 3)
         assert (found.owner, found.nonce) == (held.lease.owner, held.lease.nonce)
         assert (found.description, found.duration_micros) == ("gc", 300_000_000)
+        assert found.acquired_at_micros == clock()
         assert not found.released
 
 
@@ -147,9 +155,13 @@ def test_of_many_at_once_one_gets_it() -> None:
     assert len(won) == 1
 
 
-def test_it_is_renewed_while_its_holder_lives() -> None:
-    store = MemoryStore()
-    with lease(store, PATHS, "one", LeaseOptions(seconds=0.3)) as held:
+@pytest.mark.parametrize("timeless", [False, True])
+def test_it_is_renewed_while_its_holder_lives(timeless: bool) -> None:
+    store = Timeless(MemoryStore()) if timeless else MemoryStore()
+    once = FaultInjecting(store, fail_at=4, error=StorageError("down"))  # at the first renewal
+    with lease(once, PATHS, "one", LeaseOptions(seconds=0.3)) as held:
+        threads = {one.daemon for one in threading.enumerate() if one.name == "arroyo-lease"}
+        assert threads == {True}, "it would keep a process that ends without a release"
         time.sleep(0.8)
         with pytest.raises(ConflictError), lease(store, PATHS, "two"):
             pass
@@ -211,6 +223,27 @@ def test_a_lost_answer_to_the_create_is_found_out() -> None:
 
     with lease(Forgetful(store), PATHS, "one") as held:
         assert held.lease.token == 1
+
+
+def test_a_create_that_others_won_and_removed_since_is_no_lease() -> None:
+    class Lost(MemoryStore):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            return False
+
+    with pytest.raises(LeaseHeldError, match="the job is leased by another process: it maintains"):
+        lease(Lost(), PATHS, "one").__enter__()
+
+
+def test_an_interrupted_create_releases_no_lease_that_it_cannot_read() -> None:
+    class Newer(MemoryStore):
+        def create(self, path: StatePath, data: bytes) -> bool:
+            self.put(path, b'{"version": 99}')
+            raise KeyboardInterrupt
+
+    store = Newer()
+    with pytest.raises(KeyboardInterrupt):
+        lease(store, PATHS, "one").__enter__()
+    assert store.read(PATHS.leases / "0000000001.json") == b'{"version": 99}'
 
 
 def test_a_create_whose_outcome_is_unknown_is_read_back() -> None:
@@ -354,6 +387,8 @@ def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(anywhere:
         if anywhere:
             with pytest.raises(InputError, match="asked"):
                 worker.delete_many([SOMETHING])
+        else:
+            worker.delete_many([SOMETHING])
         held.before_deleting = lambda: None
         assert held.deletes_here
 
@@ -364,6 +399,11 @@ def test_a_worker_that_outlives_the_operation_changes_nothing() -> None:
     with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
         worker = pickle.loads(pickle.dumps(held))
         worker.put(SOMETHING, b"1")
+        record = store.read(held.lease.path)
+        store.delete_many([held.lease.path])  # with the whole job
+        with pytest.raises(ConflictError, match="the lease on the job was lost"):
+            worker.put(SOMETHING, b"2")
+        store.put(held.lease.path, record)
     for change in (
         lambda: worker.put(SOMETHING, b"2"),
         lambda: worker.delete_many([SOMETHING]),
@@ -666,8 +706,10 @@ def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
     with pytest.raises(ConflictError, match="leased by"):
         lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
     clock.seconds += 2
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+    told: list[str] = []
+    with lease(store, PATHS, "next", LeaseOptions(clock=clock, on_event=told.append)) as held:
         assert held.lease.token == 2
+    assert "ended without releasing it; what" in told[0]
 
 
 def test_what_an_older_release_reads_is_still_written() -> None:
@@ -689,6 +731,7 @@ def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once() -> None:
     held = died(store, PATHS, "hangs", clock=clock)
     with lease(store, PATHS, "breaker", LeaseOptions(clock=clock, take_over=True)) as new:
         assert new.lease.token == 2
+        assert last_released_lease(store, PATHS.leases) is None
         with pytest.raises(ConflictError, match="another process has taken it"):
             held.put(SOMETHING, b"old")
     with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as found:
@@ -789,6 +832,19 @@ def test_an_interrupt_at_any_call_leaves_the_lease_free(
         assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_an_interrupt_before_the_renewal_starts_leaves_the_lease_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    store = MemoryStore()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lease(store, PATHS, "one").__enter__()
+    assert last_released_lease(store, PATHS.leases) is not None
+
+
 # ---- waiting, taking over, nesting ---------------------------------------------------------------
 
 
@@ -811,9 +867,18 @@ def test_a_wait_and_a_take_over_are_told_once_each() -> None:
     assert len(told) == 2
     assert told[0].startswith("waiting up to 65 s: the job is leased by ")
     assert told[1].startswith("took over the lease of ")
+    assert "ended without releasing it, and renewed it last at 00:16:40Z; what" in told[1]
     with lease(store, PATHS, "third", LeaseOptions(clock=clock, on_event=told.append)) as held:
         assert held.took_over is None
     assert len(told) == 2
+
+
+def test_operations_hand_their_options_on_to_the_lease() -> None:
+    told: list[str] = []
+    clock, sleep, tell = Clock(), print, told.append
+    asked = SimpleNamespace(lease_wait_seconds=3.0, clock=clock, sleep=sleep, on_lease=tell)
+    expected = LeaseOptions(wait_seconds=3.0, clock=clock, sleep=sleep, on_event=tell)
+    assert LeaseOptions.of(asked) == expected
 
 
 def test_a_refusal_names_host_pid_and_time() -> None:

@@ -388,6 +388,26 @@ def test_a_new_operator_begins_empty_in_a_job_with_state() -> None:
     assert state_of(store, grown)[""]["epoch"] == 5
 
 
+@pytest.mark.parametrize(("name", "before"), [("lines", None), ("read", "lines")])
+def test_a_source_of_other_rows_is_refused_under_its_new_name_too(
+    name: str, before: str | None
+) -> None:
+    made = Pipeline("words", parallelism=2, keep_epochs=2, merge_files_after=3)
+    added = made.source("added", TableSource(words(3), rows_per_epoch=3), timestamp="at")
+    other = TableSource(words(12, "xyz"), rows_per_epoch=3)
+    stream = made.source(name, other, timestamp="at", renamed_from=before)
+    made.apply("count", CountWords(), [added.key_by("word"), stream.key_by("word")])
+    assert refused(begun(), made, InputError).facts["operator"] == name
+
+
+def test_an_epoch_lists_what_no_operator_claims_where_the_pipeline_carries_it() -> None:
+    store, made = begun(), pipeline(("other", KeepWords()))
+    made.carries_unclaimed = True
+    run_pipeline(made, store)
+    newest = ParquetBackend(store, made.paths).load()
+    assert {"count", "keep", "other"} <= {one.operator for one in newest.operators}
+
+
 def test_a_sink_that_has_still_to_commit_may_not_be_taken_out() -> None:
     store = MemoryStore()
     run_word_job(store, **ROWS, max_epochs=1)

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
     MemoryStore,
-    Operator,
-    Pipeline,
-    TableSource,
     global_table_config,
-    run_pipeline,
 )
 from arroyo_dagster.state.tables.aggregates import Aggregate
 from tests.unit.state.tables.test_global_keyed import Subtask
@@ -105,45 +101,3 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(keys: Any, values: Any
     with pytest.raises(InputError):
         task.view.merge(pa.array(keys), None if values is None else pa.array(values), how)
     assert task.view.get_all() == {}
-
-
-class Sums(Operator):
-    """The sum of each key; `seen` is the table of one subtask after an epoch."""
-
-    def __init__(self, seen: list[dict[str, int]]) -> None:
-        self.seen = seen
-
-    def __deepcopy__(self, memo: Any) -> Sums:
-        return Sums(self.seen)
-
-    def tables(self) -> Any:
-        return [global_table_config("sums", key=str, value=int)]
-
-    def on_start(self, ctx: Any) -> None:
-        self.sums = ctx.table_manager.get_global_keyed_state("sums", str, int)
-        self.seen.append(self.sums.get_all())
-
-    def process_batch(self, batch: Any, ctx: Any, collector: Any) -> None:
-        self.sums.merge(batch["key"], batch["n"], "sum")
-
-
-def test_a_restart_with_another_parallelism_keeps_what_was_merged() -> None:
-    store = MemoryStore()
-    names = [f"k{number % 7}" for number in range(60)]
-    rows = pa.table({"key": names, "n": range(60), "at": pa.array(range(60), pa.timestamp("us"))})
-
-    def run(parallelism: int, max_epochs: int | None) -> list[dict[str, int]]:
-        seen: list[dict[str, int]] = []
-        pipeline = Pipeline("sums", parallelism=parallelism)
-        source = pipeline.source("rows", TableSource(rows, rows_per_epoch=10), timestamp="at")
-        source.key_by("key").apply("sums", Sums(seen))
-        run_pipeline(pipeline, store, max_epochs=max_epochs)
-        return seen
-
-    def expected(count: int) -> dict[str, int]:
-        return {f"k{key}": sum(range(key, count, 7)) for key in range(7)}
-
-    assert run(2, 2) == [{}, {}]
-    assert run(3, 2) == [expected(20)] * 3
-    assert run(1, 1)[0] == expected(40)
-    assert run(4, None)[0] == expected(50)

@@ -26,7 +26,7 @@ from arroyo_dagster.state import (
     global_table_config_with_version,
     range_for_server,
 )
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows, read_facts
+from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
@@ -166,22 +166,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
 # ---- merging files -------------------------------------------------------------------------------
 
 
-def test_all_removed_merges_to_a_file_without_rows(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert("a", 1)
-    subtask.write()
-    subtask.view.remove("a")
-    subtask.write()
-    done = subtask.table.compact_data(subtask.files, name_file)
-    assert (done.rows_in, done.rows_out) == (2, 0)
-    subtask.files = list(done.merged.output_paths)
-    assert len(subtask.files) == 1
-    assert subtask.reloaded() == {}
-    subtask.view.insert("a", 2)
-    subtask.write()
-    assert subtask.reloaded() == {"a": 2}
-
-
 def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
     subtask = Subtask(store)
     subtask.view.insert_many([("a", 1), ("b", 2)])
@@ -199,26 +183,6 @@ def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> N
     for order in (done.merged.output_paths, done.merged.output_paths[::-1]):
         subtask.files = [*oldest, *order]
         assert subtask.reloaded() == {"b": 2, "c": 4}
-
-
-def test_a_view_that_is_behind_on_what_was_merged_reads_everything_anew(
-    store: MemoryStore,
-) -> None:
-    writer, reader = Subtask(store), Subtask(store)
-    writer.view.insert_many([("a", 1), ("b", 2)])
-    writer.write()
-    reader.view.follow(writer.files)
-    assert reader.view.get("a") == 1
-    behind = len(writer.files)
-    writer.view.remove("a")
-    writer.view.insert("c", 3)
-    writer.write()
-    reader.view.follow(writer.files[behind:])
-    done = writer.table.compact_data(writer.files, name_file)
-    assert reader.view.is_behind(set(writer.files))
-    reader.view.reload(done.merged.output_paths)
-    store.delete_many(writer.files)
-    assert reader.view.get_all() == {"b": 2, "c": 3}
 
 
 # ---- versions ------------------------------------------------------------------------------------
@@ -293,20 +257,3 @@ def test_a_version_that_nobody_can_migrate_stops_the_restore(store: MemoryStore)
     view.follow([put_version(store, 0, "k", First("x"))])
     with pytest.raises(InputError, match="no migration"):
         view.get("k")
-
-
-def test_files_of_several_versions_are_left_for_the_job_to_migrate(store: MemoryStore) -> None:
-    files = [
-        put_version(store, 0, "old", First("Ada Lovelace")),
-        put_version(store, 1, "mid", Second("Alan", "Turing")),
-    ]
-    table = versioned(store, Second, 1).table
-    assert len(table.compact_data(files, name_file).merged.output_paths) == 2
-    assert {version for version, _ in table.load_with_version(files).values()} == {0, 1}
-    assert set(table.load(files)) == {codec_for(str).encode(name) for name in ("old", "mid")}
-
-
-def test_merged_files_keep_the_version_of_their_values(store: MemoryStore) -> None:
-    files = [put_version(store, 1, name, Second("a", "b")) for name in ("x", "y")]
-    (output,) = versioned(store, Third, 2).table.compact_data(files, name_file).merged.output_paths
-    assert read_facts(store.read(output), output).version == 1

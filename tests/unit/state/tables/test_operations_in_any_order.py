@@ -1,4 +1,4 @@
-"""Every order of six operations, against a plain list: in memory, in files, and in merged files."""
+"""Every order of six operations, against a plain list: in files, and in merged files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from arroyo_dagster.state import (
     DeleteValue,
     Epoch,
     ExpiringTimeKeyTable,
-    ExpiringTimeKeyView,
     Insert,
     MemoryStore,
     StatePath,
@@ -28,7 +27,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.operations import INSERT, encode_key, encode_operation
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
+from arroyo_dagster.state.tables.messages import RecordBatch
 from arroyo_dagster.state.tables.table import EpochFiles
 from tests.fabricated import compact_rows
 from tests.jobs import as_multiset
@@ -87,21 +86,6 @@ def apply_to_list(rows: list[Row], step: Step) -> list[Row]:
     return [row for row in rows if row[0] != key or not start <= row[2] < end]
 
 
-def on_view(view: ExpiringTimeKeyView, step: Step) -> None:
-    operation, key = step.operation, step.row[0]
-    if isinstance(operation, Insert):
-        view.insert(table(step.row))
-    elif isinstance(operation, DeleteKey):
-        view.delete_key(key)
-    elif isinstance(operation, DeleteTimeKey):
-        view.delete_time_key(operation.timestamp_nanos // 1000, key)
-    elif isinstance(operation, DeleteValue):
-        view.delete_value(table(step.row))
-    else:
-        start, end = operation.start_nanos // 1000, operation.end_nanos // 1000
-        view.delete_time_range(start, end, key)
-
-
 def table(*rows: Row) -> pa.Table:
     columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
     return pa.table(columns, schema=SCHEMA)
@@ -119,10 +103,6 @@ class Files:
         self.listed: tuple[TimeFile, ...] = ()
         self.epoch = 0
         self.pending: list[RecordBatch] = []
-
-    def take(self, message: TableChange) -> None:
-        assert isinstance(message.data, RecordBatch)
-        self.pending.append(message.data)
 
     def add(self, *rows: Row, operation: DataOperation) -> None:
         encoded = encode_operation(operation)
@@ -190,34 +170,3 @@ def test_files_with_operations_in_any_order_come_to_what_a_plain_list_comes_to(p
         files.merge(0, len(files.listed))
         assert files.restored() == expected
         assert len(files.listed) <= 1
-
-
-@pytest.mark.parametrize("part", some_of(range(PARTS), PARTS))
-def test_views_in_any_order_hold_what_a_plain_list_and_a_restore_hold(part: int) -> None:
-    for number, history in itertools.islice(histories(), part, None, PARTS):
-        files, model = Files(), list(START)
-        view = ExpiringTimeKeyView(files.table, files.take)
-        view.insert(table(*START))
-        for at, step in enumerate(history):
-            on_view(view, step)
-            model = apply_to_list(model, step)
-            assert as_multiset(view.rows()) == as_multiset(table(*model)), history
-            if number >> at & 1:
-                files.barrier()
-        files.barrier()
-        assert files.restored() == as_multiset(view.rows()), history
-
-
-@pytest.mark.parametrize("cuts", some_of(range(128), 5))
-def test_one_history_is_the_same_wherever_the_barriers_come(cuts: int) -> None:
-    files, model = Files(), list(START)
-    view = ExpiringTimeKeyView(files.table, files.take)
-    view.insert(table(*START))
-    for at, step in enumerate((SIX[5], SIX[0], SIX[4], SIX[1], SIX[2], SIX[3])):
-        on_view(view, step)
-        model = apply_to_list(model, step)
-        if cuts >> at & 1:
-            files.barrier()
-            assert files.restored() == as_multiset(table(*model))
-    files.barrier()
-    assert files.restored() == as_multiset(view.rows()) == as_multiset(table(*model))

@@ -14,7 +14,7 @@ from typing import Any
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
-from arroyo_dagster.state.model.checkpoints import CONTENT, Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.checkpoints import CONTENT, OFFSETS, Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import TableName
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.surgery.edits import (
@@ -35,7 +35,7 @@ from arroyo_dagster.state.operations.surgery.entries import (
 )
 from arroyo_dagster.state.operations.surgery.offsets import moved_position, note_move
 from arroyo_dagster.state.planning.restore.rollback import STAGED, is_service
-from arroyo_dagster.state.runtime.source_state import OFFSETS, WATERMARKS, SourceWatermark
+from arroyo_dagster.state.runtime.source_state import WATERMARKS, SourceWatermark
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue

@@ -51,7 +51,7 @@ def nothing_lost(paths: JobPaths, epoch: Epoch) -> InputError:
         "no metadata of the epoch is missing or damaged",
         job=paths.root,
         epoch=epoch,
-        next_step="check it with `arroyo-state verify`, or name another one with --epoch",
+        next_step="check it with `arroyo-state verify`, or name another one: `rebuild JOB EPOCH`",
     )
 
 

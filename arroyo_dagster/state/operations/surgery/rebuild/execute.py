@@ -202,7 +202,7 @@ def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
             "the job has no checkpoint" if epoch is None else "the job has no such epoch",
             job=paths.root,
             epoch=epoch,
-            next_step="`arroyo-state epochs` lists those that exist; name one with --epoch",
+            next_step="`arroyo-state epochs` lists those that exist; name one: `rebuild JOB EPOCH`",
         )
     return Epoch(epoch)
 

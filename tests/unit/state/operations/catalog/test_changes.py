@@ -8,18 +8,24 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ObjectStore,
+    StatePath,
+    WorkerGeneration,
+    WriteProtected,
+)
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.catalog.changes import (
     FleetChanges,
     FleetCursor,
     PollOptions,
     poll_fleet,
 )
-from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.storage.store import Listing, ObjectStore
+from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, legacy_job, protocol_job
 
@@ -49,27 +55,49 @@ def polled(
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def test_epochs_that_expired_before_anyone_looked_hide_none_that_are_there() -> None:
+def known(paths: JobPaths = ONE, epochs: int = 2) -> tuple[MemoryStore, Written, FleetCursor]:
+    """A job of some epochs that was polled once."""
     store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.epochs(20)
-    job.expire(range(1, 21))
-    assert told(polled(store, cursor)) == {ONE.root: [21, 22]}
+    job = Written(store, paths)
+    job.epochs(epochs)
+    return store, job, polled(store).cursor
 
 
-def test_an_epoch_that_is_committing_is_news_once_it_is_ready() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.write(committing=True)
-    news = polled(store, cursor)
-    assert told(news) == {}
-    job.commit()
-    job.write()
-    assert told(polled(store, news.cursor)) == {ONE.root: [3, 4]}
+Steps = list[tuple[list[Callable[[Written], object]], list[int]]]
+STORIES: dict[str, Steps] = {
+    "epochs that expired before anyone looked hide none that are there": [
+        ([lambda job: job.epochs(20), lambda job: job.expire(range(1, 21))], [21, 22])
+    ],
+    "an epoch that is committing is news once it is ready": [
+        ([lambda job: job.write(committing=True)], []),
+        ([lambda job: job.commit(), lambda job: job.write()], [3, 4]),
+    ],
+    "a hint without a record is no news yet": [
+        ([lambda job: job.write(record=False)], []),
+        ([lambda job: job.claim()], [3]),
+    ],
+    "a new worker generation is followed": [
+        ([lambda job: job.start(2), lambda job: job.start(3)], []),
+        ([lambda job: job.write()], [3]),
+    ],
+    # Arroyo counts every attempt to schedule; those that fail leave no manifest.
+    "a worker generation that was never scheduled hides no epoch": [
+        ([lambda job: job.start(4), lambda job: job.epochs(3), lambda job: job.expire([1, 2, 3])],
+         [4, 5])
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_each_epoch_is_told_once_it_is_ready(story: str) -> None:
+    store, job, cursor = known()
+    for events, epochs in STORIES[story]:
+        for happens in events:
+            happens(job)
+        news = polled(store, cursor)
+        cursor = news.cursor
+        assert told(news) == ({ONE.root: epochs} if epochs else {})
+        assert (news.vanished, cursor.positions[ONE].worker_generation) == ((), job.generation)
 
 
 def test_a_first_look_at_a_committing_epoch_tells_the_one_before_and_then_it() -> None:
@@ -83,50 +111,8 @@ def test_a_first_look_at_a_committing_epoch_tells_the_one_before_and_then_it() -
     assert told(polled(store, news.cursor)) == {ONE.root: [3]}
 
 
-def test_a_hint_without_a_record_is_no_news_yet() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.write(record=False)
-    news = polled(store, cursor)
-    assert told(news) == {}
-    job.claim()
-    assert told(polled(store, news.cursor)) == {ONE.root: [3]}
-
-
-def test_a_new_worker_generation_is_followed() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.start(2)
-    job.start(3)
-    news = polled(store, cursor)
-    assert told(news) == {}
-    assert news.cursor.positions[ONE] == JobPosition(WorkerGeneration(3), Epoch(2))
-    job.write()
-    assert told(polled(store, news.cursor)) == {ONE.root: [3]}
-
-
-def test_a_worker_generation_that_was_never_scheduled_hides_no_epoch() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
-    job.start(4)  # Arroyo counts every attempt to schedule; those that fail leave no manifest
-    job.epochs(3)
-    job.expire([1, 2, 3])
-    news = polled(store, cursor)
-    assert told(news) == {ONE.root: [4, 5]}
-    assert news.cursor.positions[ONE] == JobPosition(WorkerGeneration(4), Epoch(5))
-
-
 def test_a_fence_without_a_manifest_is_no_new_job_and_its_epochs_are_seen() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
+    store, job, cursor = known()
     job.write(record=False)
     late = job.paths.manifest(job.generation, job.epoch)
     job.start(2)
@@ -139,10 +125,7 @@ def test_a_fence_without_a_manifest_is_no_new_job_and_its_epochs_are_seen() -> N
 
 
 def test_a_run_that_was_fenced_as_it_published_is_seen() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(2)
-    cursor = polled(store).cursor
+    store, job, cursor = known()
     job.write(record=False)
     late = job.paths.manifest(job.generation, job.epoch)
     job.start(2)
@@ -154,10 +137,7 @@ def test_a_run_that_was_fenced_as_it_published_is_seen() -> None:
 
 @BOTH
 def test_a_job_that_began_anew_under_its_name_is_seen_first_again(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(9)
-    cursor = polled(store).cursor
+    store, job, cursor = known(paths, epochs=9)
     job.vanish()
     Written(store, paths).epochs(3)
     assert told(polled(store, cursor)) == {paths.root: [3]}
@@ -207,10 +187,7 @@ def test_a_job_without_an_epoch_is_known_and_its_first_epoch_news() -> None:
 
 @BOTH
 def test_an_unreadable_epoch_is_told_once_and_later_ones_go_on(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(1)
-    cursor = polled(store).cursor
+    store, job, cursor = known(paths, epochs=1)
     job.epochs(3)
     job.damage(3)
     news = polled(store, cursor)
@@ -273,10 +250,7 @@ def test_a_directory_that_cannot_be_listed_makes_no_job_vanish() -> None:
 
 @BOTH
 def test_an_empty_root_never_means_that_all_jobs_vanished(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(1)
-    cursor = polled(store).cursor
+    store, job, cursor = known(paths, epochs=1)
     job.vanish()
     with pytest.raises(StorageError, match="indicates a failure"):
         polled(store, cursor)
@@ -287,10 +261,7 @@ def test_an_empty_root_never_means_that_all_jobs_vanished(paths: JobPaths) -> No
 
 @BOTH
 def test_jobs_of_which_only_the_directories_are_left_never_all_vanish(paths: JobPaths) -> None:
-    store = MemoryStore()
-    job = Written(store, paths)
-    job.epochs(2)
-    cursor = polled(store).cursor
+    store, job, cursor = known(paths)
     job.vanish()
     store.put(paths.root / "checkpoints" / "rest", b"x")
     with pytest.raises(StorageError, match="all 1 known jobs are missing"):
@@ -372,10 +343,7 @@ def _ticking() -> Iterator[float]:
 
 
 def test_a_deadline_that_has_passed_changes_nothing() -> None:
-    store = MemoryStore()
-    job = Written(store, ONE)
-    job.epochs(1)
-    cursor = polled(store).cursor
+    store, job, cursor = known(epochs=1)
     job.epochs(1)
     news = polled(store, cursor, deadline=0.0, clock=lambda: 1.0)
     assert (news.jobs, news.vanished, news.left) == ((), (), 1)

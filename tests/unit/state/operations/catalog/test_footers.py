@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from arroyo_dagster import Checkpoint, MemoryStore, ObjectStore, ParquetBackend, list_jobs
 from arroyo_dagster.errors import ConflictError, StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.operations.catalog.footers import (
     check_files_exist,
     check_newest,
     check_restorable,
 )
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.planning.verify.checks import Verdict, unreadable
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job
 

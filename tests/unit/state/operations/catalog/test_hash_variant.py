@@ -5,15 +5,20 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import (
+    Checkpoint,
+    HashVariant,
+    MemoryStore,
+    StatePath,
+    WriteProtected,
+    find_hash_variant,
+    key_hashes,
+)
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.query import load_epoch
-from arroyo_dagster.state.storage import Counting, MemoryStore, WriteProtected
+from arroyo_dagster.state.storage import Counting
 from tests.jobs import run_word_job, word_job
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import JobId, JobPaths, PipelineId
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.catalog.job_directory import (
     AssumedJobs,
     open_directory,

@@ -9,40 +9,41 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import (
+    GLOBAL_KEY_VALUE_SCHEMA,
+    Catalogue,
+    Epoch,
+    JobId,
+    JobPaths,
+    KnownTable,
+    MemoryStore,
+    ObjectStore,
+    OperatorCheckpoint,
+    ParquetBackend,
+    ReadOptions,
+    StatePath,
+    TableName,
+    WorkerGeneration,
+    WriteProtected,
+    codec_for,
+    describe_epoch,
+    find_hash_variant,
+    global_table_config,
+    list_epochs,
+    read_rows,
+    verify_job,
+)
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    decode_file,
-    encode_rows,
-)
+from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import (
-    LegacyCheckpoint,
-    OperatorCheckpoint,
-)
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import SystemTimeNanos
-from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
-from arroyo_dagster.state.operations.catalog.jobs import (
-    list_epochs,
-)
-from arroyo_dagster.state.operations.catalog.query import (
-    ReadOptions,
-    describe_epoch,
-    load_epoch,
-    read_rows,
-)
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import Counting, MemoryStore, ObjectStore, WriteProtected
+from arroyo_dagster.state.operations.catalog.query import load_epoch
+from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.wrappers import Wrapper
-from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.global_keys import first_entries
-from arroyo_dagster.state.tables.known.catalogue import Catalogue, KnownTable
 from tests.jobs import run_word_job, word_job
 
 P = StatePath
@@ -189,38 +190,6 @@ def test_a_broken_object_is_one_error_that_names_it(
 
 
 # ---- rows ----------------------------------------------------------------------------------------
-
-
-def test_without_stored_types_entries_are_shown_in_hex(store: MemoryStore) -> None:
-    ref = load_epoch(store, paths_of(store)).ref
-    manifest = metadata.decode_manifest(store.read(ref), ref)
-    operators = [
-        replace(
-            one,
-            configs={
-                name: replace(config, key_type=None, value_type=None)
-                for name, config in one.configs.items()
-            },
-        )
-        for one in manifest.operators
-    ]
-    data = metadata.encode_manifest(replace(manifest, operators=tuple(operators)))
-    store.put(ref, data)
-    found = read_rows(WriteProtected(store), paths_of(store), "lines", "offsets")
-    assert {"key_hex": "03726f77", "value_hex": "023234"} in found.rows
-    assert found.known is None
-    assert found.problem is not None
-    assert "register_table" in found.problem
-    known = KnownTable(owner="test", holds="rows read", table="offsets", key=str, value=str)
-    named = read_rows(
-        WriteProtected(store),
-        paths_of(store),
-        "lines",
-        "offsets",
-        ReadOptions(catalogue=Catalogue([known])),
-    )
-    assert {"key": "row", "value": "24"} in named.rows
-    assert (named.known, named.problem) == (known, None)
 
 
 @pytest.mark.parametrize("limit", [None, 1000])

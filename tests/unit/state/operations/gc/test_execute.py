@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import (
+    Epoch,
+    GcOptions,
+    MemoryStore,
+    Progress,
+    StatePath,
+    WorkerGeneration,
+    run_gc,
+)
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.model.garbage import GcPlan
-from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.progress import Progress
-from arroyo_dagster.state.operations.gc.execute import GcOptions, run_gc
 from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectInfo
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job

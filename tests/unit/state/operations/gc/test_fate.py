@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster import GcOptions, GcOutcome, MemoryStore, ObjectStore, StatePath, run_gc
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.journal import RunHeader
-from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import StoredObject
-from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
 from arroyo_dagster.state.operations.gc.fate import (
     Fate,
     FateState,
@@ -22,7 +21,6 @@ from arroyo_dagster.state.operations.gc.fate import (
 from arroyo_dagster.state.operations.gc.journal import Journal, read_journal
 from arroyo_dagster.state.operations.gc.quarantine import purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage import MemoryStore, ObjectStore
 from tests.fleets import Written, protocol_job
 from tests.gc_jobs import Clock, orphans
 

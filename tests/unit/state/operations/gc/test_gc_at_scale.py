@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.garbage import PlanKind, Retention
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster import GcRequest, PlanKind, Retention, plan_gc
 from tests.epochs import PATHS, MadeUpJob
 
 EPOCHS = pytest.mark.parametrize("epochs", [250, pytest.param(1000, marks=pytest.mark.soak)])

@@ -9,15 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster import HashVariant, Layout, OperatorId, ParquetBackend, timestamp_table_config
 from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.operations.surgery.column_types import column_errors, fits
 from arroyo_dagster.state.operations.surgery.computed_rows import TableTarget
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.evolved_jobs import sql_job
 
 MOMENT = dt.datetime(2026, 11, 24, 10, tzinfo=dt.UTC)

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import AuditSettings, Epoch, MemoryStore, timestamp_table_config
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.verify.hot_keys import hot_keys
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows, time_files
 
 SCHEMA = pa.schema([("user", pa.int64()), ("_timestamp", pa.timestamp("ns"))])

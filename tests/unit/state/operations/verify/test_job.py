@@ -9,15 +9,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster import (
+    Catalogue,
+    JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    PipelineId,
+    StatePath,
+    TableConfig,
+    WriteProtected,
+    global_table_config,
+    verify_job,
+)
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage import MemoryStore, WriteProtected
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.global_keyed import global_table_config
-from arroyo_dagster.state.tables.known.catalogue import Catalogue
 from tests import fleets
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.garbage import (
     SKEW_MICROS,
     EpochRoot,
@@ -113,6 +114,9 @@ def test_age_is_refused_while_the_clocks_disagree_and_a_count_is_not() -> None:
         if ahead > SKEW_MICROS:
             with pytest.raises(ProtocolError, match="the writer's clock is ahead"):
                 planned(wrong, micros=3 * HOUR)
+            behind = replace(head, finish_time_micros=NOW - ahead, oldest_object_micros=NOW)
+            with pytest.raises(ProtocolError, match="the writer's clock is behind"):
+                planned(replace(roots, epochs=(behind, *roots.epochs[1:])), micros=3 * HOUR)
         else:
             assert expired(wrong, micros=3 * HOUR) == [1, 2, 3, 4, 5]
 
@@ -133,22 +137,17 @@ def test_epochs_that_were_rolled_back_are_not_counted_and_the_restored_one_stays
 
 
 def test_rolled_back_epochs_stay_among_the_newest_by_number_where_few_are_left() -> None:
-    roots = rolled_back(10, 8)
-    # The job's own retention has let 8 and all before it expire.
-    few = replace(roots, epochs=roots.epochs[:2])
-    assert [one.epoch for one in few.epochs] == [10, 9]
+    # The job's own retention has let 5 and all before it expire.
+    roots = rolled_back(10, 5)
+    few = replace(roots, epochs=roots.epochs[:3])
+    assert [one.epoch for one in few.epochs] == [10, 9, 8]
     assert expired(few, keep=3) == []
-    assert expired(few, micros=1) == [9]
-    # With a number missing: the two newest that can be read.
-    fewer = replace(
-        roots,
-        epochs=(
-            roots.epochs[0],
-            *(replace(one, epoch=Epoch(one.epoch - 1)) for one in roots.epochs[1:2]),
-        ),
-    )
-    assert [one.epoch for one in fewer.epochs] == [10, 8]
-    assert expired(fewer, keep=2) == []
+    assert expired(few, keep=2) == [8]
+    assert expired(few, micros=1) == [8, 9]
+    # With numbers missing: the two newest that can be read.
+    fewer = replace(roots, epochs=roots.epochs[:5:2])
+    assert [one.epoch for one in fewer.epochs] == [10, 8, 6]
+    assert expired(fewer, keep=3) == expired(fewer, keep=2) == [6]
 
 
 def test_epoch_that_was_rolled_back_and_cannot_be_read_goes_and_never_stays() -> None:
@@ -157,6 +156,7 @@ def test_epoch_that_was_rolled_back_and_cannot_be_read_goes_and_never_stays() ->
     by_name = (lone.ref,)
     broken = replace(lone, unreadable="it is cut short", by_name=by_name, files=Packed())
     roots = replace(roots, epochs=(*roots.epochs[:5], broken, *roots.epochs[6:]))
+    assert expired(roots, keep=10) == []
     plan = planned(roots, micros=1)
     assert 5 in plan.epochs
     assert set(by_name) <= set(plan.metadata.paths)
@@ -174,8 +174,28 @@ def test_what_a_stopped_job_of_arroyo_s_will_be_restored_from_stays_with_its_par
     roots = job(20, LEGACY, managed=False)
     said = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(20))
     assert expired(roots, keep=2, answer=said) == [*range(1, 10)]
+    with pytest.raises(ProtocolError, match="metadata of epoch 19 is lost"):
+        planned(replace(roots, epochs=(roots.head, *roots.epochs[2:])), keep=2, answer=said)
     said = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(18))
     assert expired(roots, keep=2, answer=said) == [*range(1, 8)]
+    # Or it has not been found ready in the store.
+    assert expired(replace(job(9), restorable=Epoch(7)), keep=2) == [*range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("state", "number", "kept"),
+    [
+        (CheckpointState.UNCLAIMED, 10, 3),
+        (CheckpointState.UNCLAIMED, 9, 8),
+        (CheckpointState.ORPHANED, 10, 8),
+    ],
+)
+def test_parent_of_a_checkpoint_that_a_start_would_publish_stays(
+    state: CheckpointState, number: int, kept: int
+) -> None:
+    roots = job(9)
+    ahead = epoch_root(PROTOCOL, number, state=state, parent_ref=roots.epochs[6].ref)
+    assert planned(replace(roots, attempts=(ahead,)), keep=2).keep_from == kept
 
 
 def test_ten_epochs_before_the_newest_stay_in_the_legacy_layout() -> None:

@@ -18,6 +18,7 @@ from arroyo_dagster.state.model.garbage import (
     SKEW_MICROS,
     EpochRoot,
     PlanKind,
+    Quarantined,
     Retention,
     Root,
     Roots,
@@ -198,6 +199,9 @@ def test_of_a_run_that_may_have_ignored_the_state_and_published_nothing_everythi
         assert reason(roots, data(LEGACY, 2, name="001-y"), answer=said) is expected, newest
     stopped = answer(JobCondition.STOPPED, LEGACY)
     assert reason(roots, data(LEGACY, 2, name="001-y"), answer=stopped) is Reason.ORPHAN
+    ahead = answer(JobCondition.STOPPED, LEGACY, newest_ready_epoch=Epoch(10))
+    with pytest.raises(ProtocolError, match="is lost or damaged"):
+        reason(roots, data(LEGACY, 2, name="001-y"), answer=ahead)
 
 
 def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_young() -> None:
@@ -278,6 +282,9 @@ def test_nothing_is_judged_while_the_writer_s_clock_is_ahead() -> None:
         if refused:
             with pytest.raises(ProtocolError, match="the writer's clock is ahead"):
                 reason(roots, data(PROTOCOL, 6))
+            behind = replace(head, finish_time_micros=NOW - ahead, oldest_object_micros=NOW)
+            with pytest.raises(ProtocolError, match="clock"):
+                reason(replace(roots, epochs=(behind,)), data(PROTOCOL, 6))
         else:
             assert reason(roots, data(PROTOCOL, 6)) is Reason.IN_FLIGHT
 
@@ -387,10 +394,13 @@ def test_an_expiry_leaves_a_file_whose_name_folds_to_one_that_stays() -> None:
     assert list(plan.data.paths) == [other]
 
 
-def lost_of(roots: Roots, one: EpochRoot, modified: int | None = OLD) -> bool:
+def lost_of(
+    roots: Roots, one: EpochRoot, modified: int | None = OLD, generation: int | None = None
+) -> bool:
+    manifest = PROTOCOL.generation_manifest(WorkerGeneration(1))
     standing = standing_of(
         replace(roots, attempts=(one,)),
-        [StoredObject(one.ref, 1, modified)],
+        [StoredObject(one.ref, 1, modified), StoredObject(manifest, 1, generation)],
         now_micros=NOW,
         grace_micros=GRACE_MICROS,
     )
@@ -411,6 +421,8 @@ def test_each_condition_alone_keeps_a_manifest_that_lost() -> None:
     assert lost_of(roots, lost, NOW - GRACE_MICROS)
     assert not lost_of(roots, lost, NOW - GRACE_MICROS + 1)
     assert not lost_of(roots, lost, None)
+    assert lost_of(roots, lost, OLD, NOW - GRACE_MICROS)
+    assert not lost_of(roots, lost, OLD, NOW - GRACE_MICROS + 1), "it names the other as its latest"
     read = Root(path=lost.ref, digest="d")
     assert not lost_of(replace(roots, more=(read,)), lost), "a start reads it"
     other = Root(path=roots.head.ref, digest="d")
@@ -517,6 +529,17 @@ def test_plan_says_who_said_what_the_job_does() -> None:
     standing = standing_of(roots, [], now_micros=NOW, grace_micros=GRACE_MICROS, answer=said)
     plan = plan_orphans(standing, [judge(standing, [])], [], [], listed=1, answer=said)
     assert plan.proof.condition == "stopped (s)"  # asked again before each step
+
+
+def test_quarantines_are_purged_from_an_age_on_if_at_all() -> None:
+    ages = (99, 100, 101)
+    moved = [Quarantined(name=f"{one}", needs=Packed(), moved_at_micros=NOW - one) for one in ages]
+    roots = roots_of(PROTOCOL, quarantined=tuple(moved))
+    standing = standing_of(roots, [], now_micros=NOW, grace_micros=GRACE_MICROS)
+    for after, purged in ((None, ()), (100, ("100", "101"))):
+        parts = [judge(standing, [])]
+        plan = plan_orphans(standing, parts, [], [], listed=1, purge_after_micros=after)
+        assert (plan.purges, plan.rule.get("purge_after_micros")) == (purged, after)
 
 
 def test_manifest_is_lost_or_metadata() -> None:

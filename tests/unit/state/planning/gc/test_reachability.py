@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import JobPins, Pin, Quarantined, Root, Roots
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
-from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
+from arroyo_dagster.state.model.garbage import (
+    MARGIN_MICROS,
+    JobPins,
+    Pin,
+    Quarantined,
+    Root,
+    Roots,
+)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.gc.reachability import (
     check_aliases,
+    check_nothing_lost,
     check_roots,
+    epoch_directories,
+    kept_beside,
+    lost_objects,
     metadata_of,
     nested_root,
     prove,
     records_of,
     referenced_by,
+    written_with,
 )
 from tests.unit.state.planning.gc.test_orphans import (
+    HEAD_BEGAN,
     LEGACY,
     PROTOCOL,
     answer,
@@ -83,6 +98,174 @@ def test_gap_of_an_arroyo_legacy_job_is_one_only_where_nothing_lies_between() ->
 def test_ready_attempt_that_nothing_leads_to_is_refused() -> None:
     ready = epoch_root(PROTOCOL, 3, state=CheckpointState.READY)
     refused(replace(chain(PROTOCOL, 9, 8), attempts=(ready,)), "epoch 3 exists, but no later")
+
+
+# ---- lost metadata -------------------------------------------------------------------------------
+
+STOPPED = answer(JobCondition.STOPPED)
+METADATA = {number: LEGACY.legacy_metadata(Epoch(number)) for number in range(21)}
+MANIFESTS = {number: PROTOCOL.manifest(WorkerGeneration(2), Epoch(number)) for number in range(21)}
+
+
+def changed(roots: Roots, number: int, **changes: Any) -> Roots:
+    """The same roots with another epoch of this number."""
+    epochs = (replace(e, **changes) if e.epoch == number else e for e in roots.epochs)
+    return replace(roots, epochs=tuple(epochs))
+
+
+def gone(paths: JobPaths, number: int, *numbers: int, managed: bool = False) -> Roots:
+    """Epochs of which one lacks an object that lists files, or says which one it is."""
+    name = OperatorId("o"), Epoch(number)
+    path = paths.operator_metadata(*name) if paths is LEGACY else paths.epoch_record(name[1])
+    return changed(chain(paths, *numbers, managed=managed), number, gone=(path,))
+
+
+ARROYO = chain(LEGACY, 9, 8, 7, managed=False)
+IN_CHAIN = chain(PROTOCOL, 9, 8, 7, managed=False)
+IN_CHAIN = changed(IN_CHAIN, 9, parent_ref=MANIFESTS[8])
+IN_CHAIN = changed(IN_CHAIN, 8, parent_ref=MANIFESTS[7])
+BEGUN = gone(LEGACY, 12, *range(20, 11, -1), 10)  # the cleanup has begun with epoch 12
+WRITTEN = ("000", "000-compacted", f"000-ext-{'0' * 16}")  # by a subtask, and by merges
+FILES = Packed.of_paths([data(LEGACY, 8 - n, name=name) for n, name in enumerate(WRITTEN)])
+FILES = Packed.of_paths([*FILES.paths, data(LEGACY, 9)])
+CUT = (LostObject(Epoch(7), METADATA[7], "it was cut"),)
+
+
+@pytest.mark.parametrize(
+    ("roots", "said", "expected"),
+    [
+        (ARROYO, STOPPED, []),
+        # The job's controller names an epoch as ready.
+        (ARROYO, answer(JobCondition.STOPPED, newest_ready_epoch=Epoch(9)), []),
+        (ARROYO, answer(JobCondition.STOPPED, newest_ready_epoch=Epoch(10)), [10]),
+        (ARROYO, answer(JobCondition.RUNNING, newest_ready_epoch=Epoch(10)), []),
+        (IN_CHAIN, answer(JobCondition.STOPPED, newest_ready_epoch=Epoch(10)), []),
+        # No cleanup removes an epoch between others.
+        (chain(LEGACY, 9, 7, managed=False), STOPPED, [8]),
+        (chain(LEGACY, 9, 7, managed=False), None, []),
+        (chain(LEGACY, 9, 7), STOPPED, []),
+        (chain(LEGACY, 9, 7, managed=False, pins=(7,)), STOPPED, []),
+        (changed(chain(LEGACY, 9, managed=False), 9, files=FILES), STOPPED, [8]),
+        # No cleanup has reached the object: Arroyo keeps epochs before the newest, as does gc.
+        (gone(LEGACY, 8, 9, 8, 7), STOPPED, [8]),
+        (gone(LEGACY, 5, 9, 8, 7, 6, 5), STOPPED, [5]),
+        (gone(LEGACY, 4, 9, 8, 7, 6, 5, 4), STOPPED, []),
+        (gone(LEGACY, 4, 9, 8, 7, 6, 5, 4), None, [4]),
+        (gone(LEGACY, 4, 9, 8, 7, 6, 5, 4, managed=True), STOPPED, [4]),
+        (BEGUN, STOPPED, [12, 11]),
+        (replace(BEGUN, job_pins=chain(LEGACY, pins=(10,)).job_pins), STOPPED, []),
+        (gone(PROTOCOL, 8, 9, 8, 7, managed=True), None, [8]),
+        (gone(PROTOCOL, 7, 9, 8, 7, managed=True), None, []),
+        (gone(PROTOCOL, 7, 9, 8, 7), STOPPED, [7]),
+        (
+            replace(gone(PROTOCOL, 7, 9, 8, 7), job_pins=JobPins(expired_below=Epoch(8))),
+            STOPPED,
+            [],
+        ),
+        # The end of the chain.
+        (IN_CHAIN, STOPPED, []),
+        (changed(IN_CHAIN, 7, parent_ref=MANIFESTS[6]), STOPPED, [6]),
+        (changed(IN_CHAIN, 7, parent_ref=MANIFESTS[1]), STOPPED, [1]),
+        (changed(IN_CHAIN, 7, parent_ref=MANIFESTS[0]), STOPPED, []),
+        (changed(IN_CHAIN, 7, parent_ref=StatePath("p/j/notes")), STOPPED, []),
+        (changed(chain(PROTOCOL, 9, 5, managed=False), 9, parent_ref=MANIFESTS[6]), STOPPED, [6]),
+        (changed(chain(PROTOCOL, 9), 9, parent_ref=MANIFESTS[8]), None, []),
+        (replace(IN_CHAIN, lost=MANIFESTS[10], cut=CUT), STOPPED, [10, 7]),
+        (replace(IN_CHAIN, lost=StatePath("p/j/notes")), STOPPED, [9]),
+        # What it says of its sources was cut off.
+        (changed(chain(PROTOCOL, 9, 8, 7), 8, managed=False), None, [8]),
+        (changed(chain(PROTOCOL, 9, 8, 7), 9, managed=False), None, [9]),
+        (changed(chain(PROTOCOL, 9, 8, 7, 6), 6, managed=False), None, []),
+        (changed(chain(PROTOCOL, 9, 8), 8, managed=False), None, []),
+        (replace(gone(LEGACY, 8, 9, 8, 7), cut=CUT), STOPPED, [8, 7]),
+    ],
+)
+def test_gc_refuses_where_metadata_is_lost_that_no_cleanup_has_reached(
+    roots: Roots, said: JobAnswer | None, expected: list[int]
+) -> None:
+    lost = lost_objects(roots, said)
+    assert [one.epoch for one in lost] == expected
+    assert all(
+        one.reason and (f"{one.epoch:07}" in one.path or one.path == roots.lost) for one in lost
+    )
+    with pytest.raises(ProtocolError) if lost else nullcontext() as error:
+        check_nothing_lost(roots, said)
+    if error is not None:
+        assert error.value.facts["path"] == lost[0].path
+
+
+def test_parent_of_a_pinned_epoch_outlives_newer_ones_too() -> None:
+    roots = chain(PROTOCOL, 9, 8, 5, 4, 3, pins=(5,))
+    assert kept_beside(changed(roots, 5, parent_ref=MANIFESTS[4])) == {5, 4}
+
+
+def directories(
+    *epochs: tuple[int, int | None], **changes: Any
+) -> list[tuple[int, list[int], bool]]:
+    """Of each epoch the directories that it may have written, and whether another run may have.
+
+    Args:
+        epochs: their numbers, with those of the directories of the files that they list.
+    """
+    paths = changes.pop("paths", LEGACY)
+    roots = chain(paths, *dict(epochs), managed=False)
+    for number, written in epochs:
+        files = [] if written is None else [data(paths, written)]
+        roots = changed(roots, number, files=Packed.of_paths(files), **changes)
+    found = list(epoch_directories(roots))
+    return [
+        (
+            one.epoch,
+            [number for of, number, _ in found if of is one],
+            any(shared for of, _, shared in found if of is one),
+        )
+        for one in roots.epochs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "changes", "expected"),
+    [
+        ([(9, 9), (8, 8)], {"paths": PROTOCOL}, [(9, [9], False), (8, [8], False)]),
+        ([(9, 9), (8, 8)], {"managed": True}, [(9, [9], False), (8, [8], False)]),
+        ([(9, 9), (8, 8)], {}, [(9, [9], False), (8, [8], True)]),
+        ([(9, 9), (8, 5)], {}, [(9, [9], False), (8, [5, 8], True)]),
+        # A run that ignored the state began with epoch 7, 8 or 2.
+        ([(9, 3), (8, 2), (7, 1)], {}, [(9, [3, 9], True), (8, [2, 8], True), (7, [1, 7], True)]),
+        ([(9, 2), (8, 1), (7, 7)], {}, [(9, [2, 9], True), (8, [1, 8], True), (7, [7], True)]),
+        ([(9, 8), (8, 7)], {}, [(9, [8, 9], True), (8, [7, 8], True)]),
+        ([(8, 8)], {"min_epoch": Epoch(7)}, [(8, [1, 8], True)]),
+        ([(2, 2)], {}, [(2, [1, 2], True)]),
+        ([(1, 1)], {"min_epoch": Epoch(0)}, [(1, [1], False)]),
+        # Their lists are cut.
+        ([(9, None), (8, 8)], {}, [(9, [9], False), (8, [8], True)]),
+        ([(9, None)], {}, [(9, [9], True)]),
+    ],
+)
+def test_directories_of_an_epoch_follow_from_the_two_newest(
+    epochs: list[tuple[int, int | None]], changes: dict[str, Any], expected: list[Any]
+) -> None:
+    assert directories(*epochs, **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("modified", "within"),
+    [
+        (None, False),
+        (HEAD_BEGAN - MARGIN_MICROS - 1, False),
+        (HEAD_BEGAN - MARGIN_MICROS, True),
+        (HEAD_BEGAN + 5 + MARGIN_MICROS, True),
+        (HEAD_BEGAN + 6 + MARGIN_MICROS, False),
+    ],
+)
+def test_object_is_of_the_epoch_during_which_it_was_written(
+    modified: int | None, within: bool
+) -> None:
+    stored = StoredObject(data(LEGACY, 9), 1, modified)
+    assert written_with(epoch_root(LEGACY, 9), stored) is within
+
+
+# ---- names ---------------------------------------------------------------------------------------
 
 
 def test_file_outside_of_the_job_is_refused() -> None:

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 import pytest
 
 from arroyo_dagster.state import Epoch, JobId, JobPaths, OperatorId, PipelineId, WorkerGeneration
+from arroyo_dagster.state.model.checkpoints import RunProgress
 from arroyo_dagster.state.planning.restore.lost_metadata import (
     EpochObjects,
     NamedTables,
+    cut_checkpoint,
     cut_metadata,
     identity_mismatch,
     is_of_another_job,
     lost_epochs,
     lost_metadata,
 )
+from tests.unit.state.planning.values import checkpoint, operator, pairs
 
 LEGACY = JobPaths(JobId("job"))
 PROTOCOL = JobPaths(JobId("job"), PipelineId("pl"))
@@ -63,18 +66,19 @@ def test_ids_are_those_of_the_path_in_the_protocol_layout(path: str, compared: s
 
 
 def test_ids_are_those_of_the_path_in_the_legacy_layout() -> None:
-    for operator in ("join", "a/b", "SessionWindow<4s>"):
-        path = f"job/{DIRECTORY}/operator-{operator}/metadata"
-        assert identity_mismatch(LEGACY, path, Ids(operator=operator)) is None
-        for other in (Ids(), Ids(operator=operator, epoch=6), Ids(operator=operator, subtask=1)):
+    for name in ("join", "a/b", "SessionWindow<4s>"):
+        path = f"job/{DIRECTORY}/operator-{name}/metadata"
+        assert identity_mismatch(LEGACY, path, Ids(operator=name)) is None
+        for other in (Ids(), Ids(operator=name, epoch=6), Ids(operator=name, subtask=1)):
             assert (identity_mismatch(LEGACY, path, other) is None) is (
-                other.operator == operator and other.epoch == 7 and other.subtask is None
+                other.operator == name and other.epoch == 7 and other.subtask is None
             )
     assert identity_mismatch(LEGACY, f"job/{DIRECTORY}/metadata", Ids(operator="x")) is None
     assert identity_mismatch(LEGACY, f"job/{DIRECTORY}/metadata", Ids(epoch=1)) is not None
 
 
 def test_an_object_without_ids_is_not_one_of_another_job() -> None:
+    assert not is_of_another_job(LEGACY, object())
     assert not is_of_another_job(LEGACY, Ids(job=""))
     assert not is_of_another_job(LEGACY, Ids(pipeline=None))
     assert is_of_another_job(LEGACY, Ids(job="other"))
@@ -83,6 +87,9 @@ def test_an_object_without_ids_is_not_one_of_another_job() -> None:
 
 
 # ---- cut metadata --------------------------------------------------------------------------------
+
+
+TABLE = "operator-join/table-right-000"
 
 
 def cut(
@@ -105,7 +112,18 @@ def cut(
         directory=number,
         managed=managed,
     )
-    lost = cut_metadata(paths, named, [place / name for name in names])
+    objects = [place / name for name in names]
+    lost = list(cut_metadata(paths, named, objects))
+    if directory is None and (managed or not unchecked):  # the same of a checkpoint
+        progress = RunProgress(offsets="{}", dropped=tuple(unchecked)) if managed else None
+        whole = checkpoint(
+            *(operator(name, configs={t: pairs(t) for t in tables[name]}) for name in tables),
+            epoch=7,
+            worker_generation=generation,
+            progress=progress,
+        )
+        assert list(cut_checkpoint(paths, whole, objects)) == lost
+    assert all(one.epoch == 7 and any(name in one.reason for name in names) for one in lost)
     return [(one.path.removeprefix(f"{place}/"), one.operator or "") for one in lost]
 
 
@@ -121,18 +139,20 @@ def test_an_epoch_names_each_operator_and_table_in_its_directory() -> None:
         *("operator-join/table-left-000-0123456789abcdef-l2-compacted",),
     )
     assert cut(*named) == []
-    table = "operator-join/table-right-000"
-    assert cut(*named, table, "operator-join/table-right-001") == [("operator-join/metadata", "")]
-    assert cut(table, paths=PROTOCOL) == [("checkpoint-manifest.pb", "")]
+    assert cut(*named, TABLE, "operator-join/table-right-001") == [("operator-join/metadata", "")]
+    assert cut(TABLE, paths=PROTOCOL) == [("checkpoint-manifest.pb", "")]
     for name in ("operator-key/metadata", "operator-key/table-k-000"):
         assert cut(*named, name) == [("metadata", "key")]
-    assert cut("operator-key/table-k-000", paths=PROTOCOL) == [("checkpoint-manifest.pb", "key")]
+    for more in ((), (TABLE,)):  # one object lacks both names
+        both = cut("operator-key/table-k-000", *more, paths=PROTOCOL)
+        assert both == [("checkpoint-manifest.pb", "key")]
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "operator-join/table-right-000-ext-0123456789abcdef0123456789abcdef",  # ours
+        "operator-join/table-right-000-ext-1234567890123456",
         "operator-join/table-right-000.tmp",
         "operator-join/table-right-000-my-backup",
         "operator-join/backup/table-right-000",
@@ -143,25 +163,28 @@ def test_an_epoch_names_each_operator_and_table_in_its_directory() -> None:
 )
 def test_names_that_no_writer_gives_do_not_count(name: str) -> None:
     assert cut(name) == []
+    assert cut(name, TABLE) == cut(TABLE)
 
 
 def test_names_of_arroyo_do_not_count_in_a_managed_job() -> None:
     file = "operator-key/table-k-000-0123456789abcdef"
-    assert cut("operator-key/table-k-000", paths=PROTOCOL, managed=True) == []
-    assert cut(file, paths=PROTOCOL, managed=True) == [("checkpoint-manifest.pb", "key")]
+    for more in ((), (file,)):
+        lost = cut("operator-key/table-k-000", *more, paths=PROTOCOL, managed=True)
+        assert lost == [("checkpoint-manifest.pb", "key") for _ in more]
     assert cut(file, managed=True) == []  # an attempt of another run may have left it
     assert cut("operator-Join/table-left-000") == []  # as a disk that ignores case keeps it
 
 
 def test_what_was_dropped_on_purpose_is_not_missed() -> None:
-    assert cut("operator-key/table-k-000", unchecked=["key"]) == []
-    assert cut("operator-join/table-right-000", unchecked=["join/right"]) == []
-    assert cut("operator-join/table-right-000", unchecked=["join"]) == []
-    assert cut("operator-join/table-right-000", unchecked=["source/right"]) != []
+    file = "operator-key/table-k-000-0123456789abcdef"
+    assert cut(file, paths=PROTOCOL, managed=True, unchecked=["key"]) == []
+    assert cut("operator-key/table-k-000", TABLE, unchecked=["key"]) == cut(TABLE) != []
+    assert cut(TABLE, unchecked=["join/right"]) == cut(TABLE, unchecked=["join"]) == []
+    assert cut(TABLE, unchecked=["source/right"]) == cut(TABLE)
 
 
 def test_a_run_without_state_writes_into_other_directories() -> None:
-    lost = cut("operator-join/table-right-000", "operator-key/metadata", directory=1)
+    lost = cut("operator-key/metadata", TABLE, directory=1)
     assert [operator for _, operator in lost] == [""]
 
 
@@ -182,7 +205,9 @@ def epoch(
 
 
 def lost(*epochs: EpochObjects, whole_from: int = 9, kept: Collection[int] = ()) -> list[int]:
-    found = lost_metadata(epochs, whole_from=Epoch(whole_from), kept=[Epoch(one) for one in kept])
+    pinned = [Epoch(one) for one in kept]
+    found = list(lost_metadata(epochs, whole_from=Epoch(whole_from), kept=pinned))
+    assert all(f"{one.epoch:07}/operator-" in one.path and one.reason for one in found)
     return [one.epoch for one in found]
 
 
@@ -210,28 +235,19 @@ def test_a_pinned_epoch_is_older_than_what_has_expired() -> None:
     [
         ([epoch(9), epoch(7)], 6, 5, (), [8]),  # consecutive since min_epoch
         ([epoch(9), epoch(7)], 8, 5, (), []),  # a run without state began at 9
-        (
-            [epoch(9, directories=[8, 9]), epoch(7)],
-            8,
-            5,
-            (),
-            [8],
-        ),  # has files of 8
-        (
-            [epoch(9, directories=[1, 8]), epoch(7)],
-            8,
-            5,
-            (),
-            [],
-        ),  # counts from 1
+        ([epoch(9, directories=[8, 9]), epoch(7)], 8, 5, (), [8]),  # has files of 8
+        ([epoch(9, directories=[7, 8, 9]), epoch(6)], 8, 5, (), [8]),  # older than `min_epoch`
+        ([epoch(9, directories=[1, 8]), epoch(7)], 8, 5, (), []),  # counts from 1
         ([epoch(9), epoch(5)], 7, 5, (), [8]),
         ([epoch(9), epoch(7)], 0, 5, (), []),
+        ([epoch(9), epoch(7)], 1, 5, (), [8]),
         ([epoch(9, directories=[8, 9]), epoch(7)], 0, 5, (), [8]),
         ([epoch(9), epoch(3)], 2, 5, [3], []),  # the others have expired
         ([epoch(9), epoch(8), epoch(7), epoch(3)], 2, 5, [3], []),
         ([epoch(9), epoch(7), epoch(6), epoch(3)], 2, 5, [3], [8]),
         ([epoch(9, directories=[7, 8, 9])], 2, 8, (), [8]),  # no cleanup has reached 8
         ([epoch(9, directories=[7, 8, 9])], 2, 9, (), []),
+        ([epoch(9, directories=[7, 8, 9])], 7, 5, (), [8]),
         ([epoch(9, directories=[8, 9])], 8, 5, (), []),
         ([], 0, 0, (), []),
         # A run without state began at 9, whose min_epoch is 8. Those of the run before stay.

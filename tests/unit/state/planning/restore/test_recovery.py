@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,7 @@ from arroyo_dagster.state.planning.restore.recovery import (
     RaiseFence,
     Restore,
     StartEmpty,
+    answer_with,
     checkpoint_state,
     claim_of,
     expect_manifest_path,
@@ -48,6 +50,7 @@ from arroyo_dagster.state.planning.restore.recovery import (
     marker_path,
     parent_ready,
     resolve,
+    resolve_with,
     standing,
 )
 
@@ -128,20 +131,20 @@ class World:
         """What `generation` would restore; the fence names it unless said otherwise."""
         self.fence(generation if fence is None else fence)
         facts: dict[StatePath, MetadataRecord | None] = {}
-        while True:
-            found = resolve(PATHS, WorkerGeneration(generation), facts, now_micros=9, **rules)
-            if not isinstance(found, Need):
-                if isinstance(found, Restore):
-                    assert found.manifest == self.objects[found.ref]
-                return found
-            assert found.path not in facts, "asked twice"
-            facts[found.path] = self.objects.get(found.path)
+
+        def read(path: StatePath) -> MetadataRecord | None:
+            assert path not in facts, "asked twice"
+            return self.objects.get(path)
+
+        starting = WorkerGeneration(generation)
+        found = resolve_with(read, PATHS, starting, facts, now_micros=9, **rules)
+        if isinstance(found, Restore):
+            assert found.manifest == self.objects[found.ref]
+        return found
 
     def fenced(self, generation: int) -> Fenced | RaiseFence | None:
-        facts: dict[StatePath, MetadataRecord | None] = {}
-        while isinstance(found := fence_verdict(PATHS, WorkerGeneration(generation), facts), Need):
-            facts[found.path] = self.objects.get(found.path)
-        return found
+        verdict = partial(fence_verdict, PATHS, WorkerGeneration(generation))
+        return answer_with(verdict, self.objects.get, {})
 
 
 def marker(ref: StatePath, epoch: int, job: str = "j") -> CommittedMarker:
@@ -322,7 +325,8 @@ def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: Wo
     facts: dict[StatePath, MetadataRecord | None] = dict.fromkeys(
         [PATHS.current_generation, *before]
     )
-    assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9) == StartEmpty()
+    rules = {"as_arroyo": False, "only_reads": False}
+    assert resolve(PATHS, WorkerGeneration(3), facts, now_micros=9, **rules) == StartEmpty()
     assert world.start(3) == StartEmpty()
 
 

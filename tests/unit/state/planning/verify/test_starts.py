@@ -41,6 +41,9 @@ def test_a_worker_without_state_counts_its_directories_from_one() -> None:
     assert origin_of(BEFORE, checkpoint(5, rows=expiring(file(1)), pairs=pairs(1))) is Origin.EMPTY
     assert origin_of(BEFORE, checkpoint(5, pairs=pairs(1))) is Origin.EMPTY
     assert origin_of(BEFORE, checkpoint(5, pairs=pairs(5))) is Origin.BEFORE
+    assert origin_of(checkpoint(4), checkpoint(5, pairs=pairs(5))) is Origin.BEFORE
+    other = file(4, path=path(4, "table-rows-001"))
+    assert origin_of(BEFORE, checkpoint(5, rows=expiring(other))) is Origin.BEFORE
     # The second epoch of a run without state goes on from its first one.
     second = checkpoint(5, rows=expiring(file(1)), pairs=pairs(2))
     first = checkpoint(4, rows=expiring(file(1)), pairs=pairs(1))
