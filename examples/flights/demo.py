@@ -330,7 +330,7 @@ class Story:
         before, between and after."""
         steps = [self._kept("as the job left it")]
         self._upkeep.tick()
-        self._upkeep.catalogue()
+        self._upkeep.verify()
         done = self._upkeep.compact(policy="full")
         self._show.say(
             f"  compacted at rest: listed files {done['files']}, "
@@ -344,7 +344,7 @@ class Story:
         )
         steps.append(self._kept(f"expired to {KEPT_EPOCHS} epochs"))
         self._upkeep.tick()
-        self._upkeep.catalogue()
+        self._upkeep.verify()
         return steps
 
     def build_states(self, states: States) -> list[Shown]:
@@ -365,7 +365,7 @@ class Story:
         return Kept(name, self._job.epochs_kept(), files, size, listed)
 
     def _compact_meanwhile(self, run: Run) -> None:
-        self._upkeep.catalogue()
+        self._upkeep.verify()
         before = self._job.epoch()
         done = self._upkeep.compact(policy="bin-pack", wait_seconds=STALLED_SECONDS)
         if "arroyo/taken_over_at_epoch" not in done:

@@ -14,16 +14,14 @@ from typing import Any
 import dagster as dg
 from home import dagster_home
 from states import DATAFLOWS, Shown
-from verify import JOB
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.spark.session import get_session
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-KEY = str(JOB.root)
 SPARK_MASTER = "local[2]"
 
 
@@ -32,17 +30,15 @@ class Upkeep:
 
     def __init__(self, url: str, *, spark: bool, log: Path) -> None:
         os.environ["DAGSTER_HOME"] = str(dagster_home())
-        self._store = ArroyoStateStore(checkpoint_url=url)
-        self._definitions = build_arroyo_definitions(
-            self._store,
+        self._url = url
+        self._options = ArroyoOptions(
             spark=SparkSessionResource(master=SPARK_MASTER),
             runner=None if spark else InProcessRunner(),
             dataflows=DATAFLOWS,
         )
         self._instance = dg.DagsterInstance.get()
         # Each demo writes the job anew: what the instance knows of an older one is forgotten.
-        assets = self._definitions.resolve_all_asset_keys()
-        self._instance.wipe_assets([key for key in assets if self._instance.has_asset_key(key)])
+        self._instance.wipe_assets(list(self._instance.all_asset_keys()))
         self._cursor: str | None = None
         self._spark = spark
         self._log = log
@@ -53,28 +49,28 @@ class Upkeep:
             with _stderr_to(self._log):
                 get_session(SPARK_MASTER)
 
+    def _load(self) -> dg.Definitions:
+        """Load the definitions of the pipelines that there are now."""
+        return build_arroyo_definitions(self._url, mode="maintain", options=self._options)
+
     def tick(self) -> str:
         """Let the sensor look once, and record what it reports. Returns what it says."""
-        sensor = self._definitions.resolve_sensor_def("arroyo_checkpoint_sensor")
+        defs = self._load()
         with dg.build_sensor_context(
-            instance_ref=self._instance.get_ref(),
-            definitions=self._definitions,
+            instance=self._instance,
+            definitions=defs,
             cursor=self._cursor,
-            resources={"arroyo_store": self._store},
+            resources=defs.resources,
         ) as context:
-            found = sensor.evaluate_tick(context)
+            found = defs.resolve_sensor_def("arroyo_checkpoint_sensor").evaluate_tick(context)
         self._cursor = found.cursor
-        for request in found.dynamic_partitions_requests or ():
-            self._instance.add_dynamic_partitions(
-                request.partitions_def_name, list(request.partition_keys)
-            )
         for event in found.asset_events:
             self._instance.report_runless_asset_event(event)
         return str(found.skip_message)
 
-    def catalogue(self) -> Mapping[str, Any]:
-        """Materialise what is known of the job's epochs and tables."""
-        return self._run("arroyo_refresh")
+    def verify(self) -> Mapping[str, Any]:
+        """Verify the newest epoch."""
+        return self._run("arroyo_verify")
 
     def compact(self, *, policy: str, wait_seconds: float = 0.0) -> Mapping[str, Any]:
         """Merge the job's files."""
@@ -89,32 +85,32 @@ class Upkeep:
     def states(self) -> list[Shown]:
         """The states of dataflows, as the instance has them."""
         found = []
-        for key in sorted(self._definitions.resolve_all_asset_keys()):
+        for key in sorted(self._load().resolve_all_asset_keys()):
             event = self._instance.get_latest_materialization_event(key)
-            if key.path[0] != "sdf" or key.path[2] != "state" or event is None:
+            if key.path[0] != "sdf" or key.path[3] != "state" or event is None:
                 continue
             assert event.asset_materialization is not None
             said = {name: one.value for name, one in event.asset_materialization.metadata.items()}
             rows = said["first rows"].records if "first rows" in said else []
             first = [f"{name} {value}" for name, value in rows[0].data.items()] if rows else []
             shown = ", ".join(one for one in first if not one.startswith("_updated_at"))
-            name = " / ".join([key.path[1], *key.path[3:]])
+            name = " / ".join([".".join(key.path[1:3]), *key.path[4:]])
             found.append(Shown(name, said["dagster/row_count"], said["sdf/epoch"], shown))
         return found
 
     def _run(self, job: str, **config: Any) -> Mapping[str, Any]:
         ops = {name: {"config": values} for name, values in config.items()}
-        result = self._definitions.resolve_job_def(job).execute_in_process(
-            instance=self._instance,
-            partition_key=KEY,
-            run_config={**QUIET, **({"ops": ops} if ops else {})},
-            raise_on_error=False,
+        result = (
+            self._load()
+            .resolve_job_def(job)
+            .execute_in_process(
+                instance=self._instance,
+                run_config={**QUIET, **({"ops": ops} if ops else {})},
+                raise_on_error=False,
+            )
         )
         if not result.success:
             raise ArroyoStateError(_reason(result), next_step="look at the run in `make ui`")
-        failed = [one.check_name for one in result.get_asset_check_evaluations() if not one.passed]
-        if failed:
-            raise ArroyoStateError(f"checks failed: {', '.join(failed)}", job=KEY)
         shown: dict[str, Any] = {}
         for event in result.get_asset_materialization_events():
             shown |= {name: one.value for name, one in event.materialization.metadata.items()}
