@@ -181,7 +181,7 @@ def _steps(
 
     ended: dict[str, Any] = {"arroyo/window": "interrupted"}
     reached = store.reading() if config.dry_run else store.writable()
-    outcome = yield from published_events(
+    outcome: RewriteWindow = yield from published_events(
         lambda: run_window(reached, paths, control, options, dry_run=config.dry_run),
         (),
         changes,
