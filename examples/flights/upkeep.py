@@ -57,7 +57,7 @@ class Upkeep:
         """Let the sensor look once, and record what it reports. Returns what it says."""
         defs = self._load()
         with dg.build_sensor_context(
-            instance=self._instance,
+            instance_ref=self._instance.get_ref(),
             definitions=defs,
             cursor=self._cursor,
             resources=defs.resources,
