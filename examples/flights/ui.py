@@ -5,8 +5,8 @@ minute.
     make ui
     python examples/flights/ui.py --port 3001
 
-The instance is kept below the project (`.dagster/`), the job in `.demo/live/`. Ctrl-C ends both;
-the job goes on where it was next time.
+The instance, the job and the dataflow are kept in `.demo/live/`. Ctrl-C ends all; they go on where
+they were next time.
 """
 
 from __future__ import annotations
@@ -32,18 +32,6 @@ ROWS_PER_EPOCH = 256
 SECONDS_BETWEEN_EPOCHS = 5
 BEGUN_EPOCHS = 12
 STARTED_SECONDS = 120.0
-SETTINGS = {
-    "ARROYO_RUNNING": "1",
-    "ARROYO_SENSOR_SECONDS": "10",
-    "ARROYO_COMPACTION_CRON": "* * * * *",
-    "ARROYO_COMPACT_AFTER_FILES": "24",
-    "ARROYO_FLEET_CRON": "*/2 * * * *",
-    "ARROYO_REFRESH_CRON": "* * * * *",
-    "ARROYO_GC_CRON": "*/5 * * * *",
-    "ARROYO_KEEP_EPOCHS": "60",
-    "ARROYO_DELETE": "1",
-    "ARROYO_SPARK_MASTER": "local[2]",
-}
 
 
 class Live:
@@ -53,7 +41,7 @@ class Live:
         self.folder = folder
         self.url = str(folder / "checkpoints")
         folder.mkdir(parents=True, exist_ok=True)
-        self._home = dagster_home(None if folder == FOLDER else folder / "dagster")
+        self._home = dagster_home(folder / "dagster")
 
     def writer(self, *options: str) -> list[str]:
         """The command that writes epochs."""
@@ -66,10 +54,8 @@ class Live:
         never touched: old epochs are deleted here."""
         return {
             **os.environ,
-            **SETTINGS,
-            "ARROYO__CHECKPOINT_URL": self.url,
             "DAGSTER_HOME": str(self._home),
-            "ARROYO_DATAFLOWS": str(FLIGHTS),
+            "FLIGHTS_URL": self.url,
             "FLIGHTS_JOB": "live",
             "FLIGHTS_OUTPUT": str(self.folder / "output"),
             "FLIGHTS_ROWS_PER_EPOCH": str(ROWS_PER_EPOCH),
@@ -151,15 +137,16 @@ def main() -> int:
         [live.folder / f"{n}.log" for n in ("writer", "states", "dagster")],
     )
     print(f"A first {BEGUN_EPOCHS} epochs of the flights job, into {live.folder} …", flush=True)
-    begun = live.writer("--epochs", str(BEGUN_EPOCHS))
-    subprocess.run(begun, cwd=PROJECT, env=environment, check=True, stdout=subprocess.DEVNULL)
-    port = _free_port(options.port)
-    url = f"http://127.0.0.1:{port}"
-    paced = live.writer("--interval", str(SECONDS_BETWEEN_EPOCHS), "--follow")
     states = live_command(
         live.url, live.folder, rows_per_epoch=ROWS_PER_EPOCH, seconds=SECONDS_BETWEEN_EPOCHS
     )
-    dagster = [sys.executable, "-m", "dagster", "dev", "-w", "workspace.yaml"]
+    # Dagster's assets are those of the pipelines that exist when it starts.
+    for command in (live.writer("--epochs", str(BEGUN_EPOCHS)), [*states, "--epochs", "1"]):
+        subprocess.run(command, cwd=PROJECT, env=environment, check=True, stdout=subprocess.DEVNULL)
+    port = _free_port(options.port)
+    url = f"http://127.0.0.1:{port}"
+    paced = live.writer("--interval", str(SECONDS_BETWEEN_EPOCHS), "--follow")
+    dagster = [sys.executable, "-m", "dagster", "dev", "-f", "examples/flights/live.py"]
     dagster += ["-h", "127.0.0.1", "-p", str(port)]
     with (
         running(paced, environment, logs[0]) as writer,

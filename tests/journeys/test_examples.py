@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240.0
 CHECKPOINTS = """{ assetNodes(assetKeys: [{path: ["arroyo", "flights", "live", "checkpoint"]}]) {
   assetMaterializations(limit: 1) { timestamp } } }"""
-STATE = """{ assetNodes(assetKeys: [{path: ["sdf", "examples", "flights", "state", "punctuality",
+STATE = """{ assetNodes(assetKeys: [{path: ["sdf", "examples.flights", "state", "punctuality",
   "on-time"]}]) { assetMaterializations(limit: 1) { timestamp } } }"""
 
 
@@ -54,8 +54,14 @@ def _asked(url: str, query: str) -> Any:
 
 
 def _seen(url: str) -> bool:
-    asked = [(_asked(url, query) or {}).get("assetNodes") for query in (CHECKPOINTS, STATE)]
-    return all(nodes and nodes[0]["assetMaterializations"] for nodes in asked)
+    nodes = (_asked(url, CHECKPOINTS) or {}).get("assetNodes") or []
+    states = (_asked(url, STATE) or {}).get("assetNodes") or []
+    return bool(
+        nodes
+        and nodes[0]["assetMaterializations"]
+        and states
+        and states[0]["assetMaterializations"]
+    )
 
 
 def _line_with(log: Path, words: str) -> str | None:

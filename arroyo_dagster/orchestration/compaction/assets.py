@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.compaction.rendering import (
     compaction_metadata,
@@ -134,24 +133,15 @@ def _checked_parity(merges: Sequence[MergeOutcome]) -> None:
 
 
 def published_events(
-    publish: Callable[[], Any],
-    merges: Sequence[MergeOutcome],
-    published: Sequence[Any],
-    event: Callable[[Any], Any],
+    publish: Callable[[], Any], published: Sequence[Any], event: Callable[[Any], Any]
 ) -> Generator[Any, Any, Any]:
-    """Yield the events of what was published, also where an interrupt follows.
+    """Yield the events of what was published where an interrupt follows.
 
     Returns:
         What `publish` returns.
-
-    Raises:
-        dagster.Failure: a merge is not proven.
     """
     try:
         outcome = publish()
-    except ArroyoStateError:
-        _checked_parity(merges)
-        raise
     except Exception:
         raise
     except BaseException:  # an interrupt
@@ -213,7 +203,6 @@ def _compact(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
         lambda: turn.tools.runner.run_compaction(
             store.writable(), paths, config.settings(), options
         ),
-        merges,
         published,
         event,
     )
@@ -287,7 +276,6 @@ def _rewrite(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
         lambda: run_rewrite(
             tools.store.writable(), paths, asked, config.settings(), options, plan=plan
         ),
-        parts,
         published,
         event,
     )

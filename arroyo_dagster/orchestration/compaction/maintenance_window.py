@@ -183,7 +183,6 @@ def _steps(
     reached = store.reading() if config.dry_run else store.writable()
     outcome: RewriteWindow = yield from published_events(
         lambda: run_window(reached, paths, control, options, dry_run=config.dry_run),
-        (),
         changes,
         event,
     )

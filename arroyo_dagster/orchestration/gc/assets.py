@@ -263,8 +263,8 @@ class _Run:
             outcome: GcOutcome = run(replace(options, on_done=done.append))
         except BaseException as error:
             self.outcomes += done
-            waits = self.config.approved_plan is None or isinstance(error, LeaseHeldError)
-            if isinstance(error, ConflictError) and not waits:  # no later run carries the plan out
+            changed = isinstance(error, ConflictError) and not isinstance(error, LeaseHeldError)
+            if changed and self.config.approved_plan is not None:  # no later run carries it out
                 raise failure_of(error) from error
             raise
         self.outcomes.append(outcome)

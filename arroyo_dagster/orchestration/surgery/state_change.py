@@ -187,7 +187,7 @@ def _execute(
         )
 
     run = partial(_run_window if config.window else _run, turn, config, edit, changes)
-    outcome = yield from published_events(run, (), changes, event)
+    outcome = yield from published_events(run, changes, event)
     plan, text = outcome.plan, ""
     if isinstance(outcome, WindowOutcome):
         text = outcome.end.value
