@@ -419,7 +419,7 @@ class _Parts:
         return replace(sdf, private=PrivateColumns.of(named)) if named else sdf
 
     def _graph(self, dataflow: str | Path | Dataflow | SdfGraph) -> SdfGraph:
-        graph = dataflow if isinstance(dataflow, SdfGraph) else load_graph(dataflow)
+        graph = load_graph(dataflow)
         return replace(graph, deployment=graph.deployment or self.names.deployment)
 
     def _opt_in(self, graphs: Sequence[SdfGraph], clock: Mapping[str, Any]) -> list[dg.Definitions]:

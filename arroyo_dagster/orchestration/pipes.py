@@ -129,11 +129,9 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         from arroyo_dagster.state.operations.compaction.plan import plan_compaction
         from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
-        merges = plan_compaction(store, paths, settings).merges
-        amount = WorkAmount(
-            size_bytes=sum(merge.size_bytes for merge in merges),
-            files=sum(len(merge.paths) for merge in merges),
-        )
+        planned = plan_compaction(store, paths, settings).merges
+        files = sum(len(merge.paths) for merge in planned)
+        amount = WorkAmount(size_bytes=sum(merge.size_bytes for merge in planned), files=files)
         choice = self.thresholds.choose("merge files", amount)
         if choice.engine is StepEngine.IN_PROCESS:
             outcome = super().run_compaction(store, paths, settings, options)
@@ -143,11 +141,10 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
             for number, merge in enumerate(merges, 1):
                 options.on_merge(value_from_json(MergeOutcome, merge), len(merges) - number)
 
-        names = ("owner", "lease_wait_seconds", "sampled", "wait_seconds")
         answer = self._ask(
             "compact",
             paths,
-            {name: getattr(options, name) for name in names},
+            _values(options, "owner", "lease_wait_seconds", "sampled", "wait_seconds"),
             {"settings": plain_values(settings)},
             on_error=lambda partial: report(partial.get("merges", ())),
         )
@@ -172,19 +169,15 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         if choice.engine is StepEngine.IN_PROCESS:
             outcome = super().run_gc(store, paths, request, options, plan=plan)
             return replace(outcome, engines=(choice,))
-        names = (
-            *("owner", "lease_wait_seconds", "quarantine", "max_checkpoint_slowdown"),
-            "journal_micros",
-        )
+        wanted = ("quarantine", "max_checkpoint_slowdown", "journal_micros")
         answer = self._ask(
             "gc",
             paths,
-            {name: getattr(options, name) for name in names},
+            _values(options, "owner", "lease_wait_seconds", *wanted),
             {
+                **_values(request, "grace_micros", "purge_after_micros"),
                 "kind": request.kind.value,
                 "retention": plain_values(request.retention),
-                "grace_micros": request.grace_micros,
-                "purge_after_micros": request.purge_after_micros,
                 "approved_plan": plan.digest if options.approved else None,
                 "arroyo_api_url": self.store.arroyo_api_url,
             },
@@ -227,13 +220,16 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
             "do": what,
             "job": plain_values(paths),
             "store": _store_request(self.store),
-            "options": dict(options),
+            "options": options,
             **more,
         }
         refuse_secrets(type(self).__name__, request)
-        return _ask(
-            dg.OpExecutionContext.get(), self.client, self.arguments, request, on_error=on_error
-        )
+        context = dg.OpExecutionContext.get()
+        return _ask(context, self.client, self.arguments, request, on_error=on_error)
+
+
+def _values(values: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in names}
 
 
 def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
@@ -288,28 +284,29 @@ def _ask(
     from arroyo_dagster.state.codec.messages import REQUEST, error_from_json, join_documents
 
     version = importlib.import_module("arroyo_dagster").__version__
-    extras = {REQUEST: {**request, "version": version}}
+    named: dict[str, Any] = {"client": type(client).__name__, "retryable": False}
     try:
         # Some clients change what they are given.
         done = client.run(
             context=_StepContext(context.get_step_execution_context()),
-            extras=extras,
+            extras={REQUEST: {**request, "version": version}},
             **copy.deepcopy(dict(arguments)),
         )
     except Exception as error:
         raise StorageError(
             f"the process of the Pipes client failed ({redact_text(str(error))})",
-            client=type(client).__name__,
-            retryable=False,
+            **named,
             next_step="read its output in the log of the run",
         ) from redacted_cause(error)
-    _report(context, done.metadata)
+    if done.metadata:
+        text = ", ".join(f"{name}: {one.value}" for name, one in done.metadata.items())
+        context.log.info(f"the process of the Pipes client: {text}")
+        _tag(context, EXTERNAL_TAG, text)
     answers = list(join_documents(done.get_custom_messages()))
     if not answers:
         raise StorageError(
             "the process of the Pipes client ended without an answer",
-            client=type(client).__name__,
-            retryable=False,
+            **named,
             next_step="let it call arroyo_dagster.cli.pipes.serve, with the message writer that "
             "fits the message reader of the client",
         )
@@ -321,14 +318,6 @@ def _ask(
             on_error(answer)
         raise error_from_json(answer["error"])
     return answer
-
-
-def _report(context: Any, metadata: Mapping[str, Any]) -> None:
-    """Log what the client says of the process, and tag the run with it."""
-    if metadata:
-        text = ", ".join(f"{name}: {one.value}" for name, one in metadata.items())
-        context.log.info(f"the process of the Pipes client: {text}")
-        _tag(context, EXTERNAL_TAG, text)
 
 
 def _tag(context: Any, name: str, text: str) -> None:

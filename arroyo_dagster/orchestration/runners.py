@@ -1,7 +1,6 @@
 """Where the heavy part of maintenance runs: Spark, or the process of the step."""
 
 import threading
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
@@ -25,14 +24,16 @@ if TYPE_CHECKING:
 _STARTING = threading.Lock()
 
 
-class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
-    """Compacts jobs and runs gc plans. Three are built in; subclass it to add another engine."""
+class MaintenanceRunner(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Compacts jobs and runs gc plans, in the process of the step unless overridden.
+
+    Three are built in; subclass it to add another engine.
+    """
 
     one_job_at_a_time: ClassVar[bool] = False
     """Whether a batch serves its jobs one after the other, in the main thread: the only one that an
     interrupt reaches while it waits for a process."""
 
-    @abstractmethod
     def run_compaction(
         self,
         store: "ObjectStore",
@@ -41,6 +42,9 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
         options: "CompactionOptions",
     ) -> "CompactionOutcome":
         """Compact a job; see `state.operations.compaction.job.run_compaction`."""
+        from arroyo_dagster.state.operations.compaction.job import run_compaction
+
+        return run_compaction(store, paths, settings, options)
 
     def run_gc(
         self,
@@ -51,15 +55,13 @@ class MaintenanceRunner(dg.ConfigurableResource, ABC):  # type: ignore[type-arg]
         *,
         plan: "GcPlan",
     ) -> "GcOutcome":
-        """Execute a gc plan, in this process unless overridden; see `operations.gc.execute`."""
+        """Execute a gc plan; see `state.operations.gc.execute.run_gc`."""
         from arroyo_dagster.state.operations.gc.execute import run_gc
 
         return run_gc(store, paths, request, options, plan=plan)
 
     def rewrites(self) -> "RunRewrites":
-        """Return what writes the new files of Arroyo jobs; the process of the step unless
-        overridden.
-        """
+        """Return what writes the new files of Arroyo jobs."""
         from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 
         return rewrite_here
@@ -110,12 +112,7 @@ class SparkRunner(SparkThresholdFields, MaintenanceRunner):
         from arroyo_dagster.spark.compaction import run_compaction_on_spark
 
         return run_compaction_on_spark(
-            self._session,
-            store,
-            paths,
-            settings,
-            options,
-            thresholds=self.thresholds,
+            self._session, store, paths, settings, options, thresholds=self.thresholds
         )
 
     def run_gc(
@@ -129,14 +126,9 @@ class SparkRunner(SparkThresholdFields, MaintenanceRunner):
     ) -> "GcOutcome":
         from arroyo_dagster.spark.gc import run_gc_on_spark
 
+        chosen = self.thresholds
         return run_gc_on_spark(
-            self._session,
-            store,
-            paths,
-            request,
-            options,
-            plan=plan,
-            thresholds=self.thresholds,
+            self._session, store, paths, request, options, plan=plan, thresholds=chosen
         )
 
     def rewrites(self) -> "RunRewrites":
@@ -147,14 +139,3 @@ class SparkRunner(SparkThresholdFields, MaintenanceRunner):
 
 class InProcessRunner(MaintenanceRunner):
     """Runs in the process of the step: for small state, and for hosts without Java."""
-
-    def run_compaction(
-        self,
-        store: "ObjectStore",
-        paths: JobPaths,
-        settings: CompactionSettings,
-        options: "CompactionOptions",
-    ) -> "CompactionOutcome":
-        from arroyo_dagster.state.operations.compaction.job import run_compaction
-
-        return run_compaction(store, paths, settings, options)

@@ -9,22 +9,24 @@ import dagster as dg
 import pytest
 from click.testing import CliRunner
 
-from arroyo_dagster import (
-    ArroyoStateComponent,
-    Layout,
-    MemoryStore,
-    StatePath,
-    cli,
-    configure,
-    open_store,
-)
+from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.layout import mark_path
+from arroyo_dagster.orchestration.definitions import (
+    ArroyoOptions,
+    MaintenanceOptions,
+    build_arroyo_definitions,
+)
+from arroyo_dagster.orchestration.gc.assets import GcConfig
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.layout import Layout, mark_path
 from arroyo_dagster.state.operations.catalog.leases import break_lease
+from arroyo_dagster.state.storage import MemoryStore, configure, open_store
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.jobs import listing, run_word_job, word_job, written_by_word_job
+from tests.orchestration.results import failure
 
 OPTIONS: dict[str, Any] = {
     "rows": 24,
@@ -74,7 +76,7 @@ def configured(home: Path, *prefixes: object, user: bool = False) -> Path:
 
 
 def run(home: Path, *words: str) -> Any:
-    return CliRunner().invoke(cli.main, [*words, "--url", str(home / "state")])
+    return CliRunner().invoke(main, [*words, "--url", str(home / "state")])
 
 
 # ---- the configuration file ----------------------------------------------------------------------
@@ -295,7 +297,7 @@ def test_a_running_arroyo_job_is_not_stopped(how: str, home: Path) -> None:
     stopped = ("--assume", f"{job}=stopped", "--yes")
 
     def refused(*words: str) -> None:
-        answer = CliRunner().invoke(cli.main, [*words, "--url", store.url])
+        answer = CliRunner().invoke(main, [*words, "--url", store.url])
         assert answer.exit_code == 1, answer.output
         assert ("is read-only by" if how == "file" else MARKED) in answer.output
         assert listing(store) == before
@@ -320,42 +322,40 @@ def test_dagster_shows_such_jobs_and_refuses_to_change_them(
     configured(jobs, jobs / "state" / KEY, user=True)
     store.put(mark_path(OTHER), b"{}")
     monkeypatch.chdir(Path(__file__).parents[2])
-    attributes = {
-        "checkpoint_url": store.url,
-        "catalogue_url": str(jobs / "catalogue"),
-        "maintenance": {"engine": "in-process", "keep_epochs": 2},
-    }
-    component = ArroyoStateComponent.from_attributes_dict(attributes=attributes)
-    defs, before = dg.build_defs_for_component(component), listing(store)
-    compaction = {"arroyo_compacted_state": {"config": {"policy": "full"}}}
-    gc = {"arroyo_retained_epochs": {"config": {"keep_epochs": 2, "dry_run": False}}}
+    defs = build_arroyo_definitions(
+        store.url,
+        mode="maintain",
+        options=ArroyoOptions(
+            runner=InProcessRunner(),
+            maintenance=MaintenanceOptions(gc=GcConfig(keep_epochs=2, dry_run=False)),
+        ),
+    )
+    before, repository = listing(store), defs.get_repository_def()
     with dg.instance_for_test() as instance:
-        instance.add_dynamic_partitions("arroyo_jobs", [KEY, OTHER, third])
 
-        def execute(job: str, key: str | None, ops: Any = None) -> Any:
+        def execute(job: str, root: str, table: str) -> Any:
             return defs.resolve_job_def(job).execute_in_process(
                 instance=instance,
-                partition_key=key,
-                run_config={"ops": ops or {}},
+                asset_selection=[dg.AssetKey(["arroyo", *root.split("/"), table])],
                 raise_on_error=False,
             )
 
-        assert execute("arroyo_refresh", KEY).success
-        for job, key, ops, words in (
-            ("arroyo_compaction", KEY, compaction, "is read-only by"),
-            ("arroyo_gc", OTHER, gc, MARKED),
+        assert defs.resolve_job_def("arroyo_verify").execute_in_process(instance=instance).success
+        for job, root, table, words in (
+            ("arroyo_compaction", KEY, "compacted_state", "is read-only by"),
+            ("arroyo_gc", OTHER, "retained_epochs", MARKED),
         ):
-            result = execute(job, key, ops)
+            result = execute(job, root, table)
             assert not result.success
-            failure = result.failure_data_for_node(*ops)
-            assert failure is not None
-            assert failure.user_failure_data is not None
-            assert words in str(failure.user_failure_data.description)
-        # Of the jobs that need it most, these are left out.
-        settings = {"settings": {"keep_epochs": 2, "dry_run": False}}
-        batch = execute("arroyo_gc_fleet", None, {"arroyo_gc_fleet_op": {"config": settings}})
-        assert batch.success
-        found = {event.partition for event in batch.get_asset_materialization_events()}
-        assert found == {third}
+            assert words in str(failure(result).description)
+        # Of the pipelines that need it most, these are left out.
+        with dg.build_schedule_context(
+            instance=instance, repository_def=repository, resources=defs.resources
+        ) as context:
+            tick = defs.resolve_schedule_def("arroyo_gc_schedule").evaluate_tick(context)
+        (request,) = tick.run_requests
+        (key,) = request.asset_selection
+        assert key.path[1:3] == third.split("/")
+        assert execute("arroyo_gc", third, "retained_epochs").success
     changed = dict(listing(store).items() ^ before.items())
     assert all(path.startswith(f"{third}/") for path in changed)

@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from arroyo_dagster.orchestration.catalog.sensor import decode_cursor, encode_cursor
 from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.sensor import decode_cursor, encode_cursor
 from arroyo_dagster.state import (
     Epoch,
     JobId,

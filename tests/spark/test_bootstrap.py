@@ -18,25 +18,21 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import (
-    ArroyoDirectory,
-    ArroyoStateStore,
-    BootstrapConfig,
-    JobPaths,
-    ObjectStore,
-    ParquetBackend,
-    SparkSessionResource,
-    build_bootstrapped_state,
-    cli,
-    find_job,
-    open_state,
-    open_store,
-    run_undo,
-)
+from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.runners import InProcessRunner
+from arroyo_dagster.orchestration.surgery.bootstrapped_state import BootstrapConfig
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, computed_bootstrap
+from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.operations.catalog.jobs import find_job
+from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
 from arroyo_dagster.state.operations.query.operator_state import SessionRow, sessions
+from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
@@ -368,24 +364,21 @@ def test_times_without_a_zone_are_read_in_utc_or_not_at_all(flights: Flights) ->
 
 
 def materialize(url: str, home: Path, function: str, **config: Any) -> Any:
+    key = dg.AssetKey(["arroyo", "carrier_totals", "bootstrapped_state"])
+    defs = build_arroyo_definitions(
+        url,
+        options=ArroyoOptions(
+            runner=InProcessRunner(),
+            directory=ArroyoDirectory(assume={"carrier_totals": "stopped"}),
+            bootstrapped_state=function,
+        ),
+    )
+    given = {"arroyo_bootstrapped_state": BootstrapConfig(quiet_seconds=0, **config)}
     with dg.DagsterInstance.local_temp(str(home)) as instance:
-        return dg.materialize(
-            list(build_bootstrapped_state(function).assets or []),  # type: ignore[arg-type]
+        return defs.resolve_job_def("arroyo_bootstrap").execute_in_process(
             instance=instance,
-            run_config=dg.RunConfig(
-                {
-                    "arroyo_bootstrapped_state": BootstrapConfig(
-                        job="carrier_totals", quiet_seconds=0, **config
-                    )
-                }
-            ),
-            resources={
-                "arroyo_store": ArroyoStateStore(
-                    checkpoint_url=url, catalogue_url=str(home / "catalogue")
-                ),
-                "arroyo_directory": ArroyoDirectory(assume={"carrier_totals": "stopped"}),
-                "arroyo_spark": SparkSessionResource(),
-            },
+            asset_selection=[key],
+            run_config=dg.RunConfig(given),  # type: ignore[arg-type]
             raise_on_error=False,
         )
 
@@ -408,7 +401,6 @@ def test_the_asset_plans_then_executes_what_was_approved(
     assert done.success
     (event,) = done.get_asset_materialization_events()
     assert event.materialization.metadata["operation"].value == "bootstrap"
-    assert [one.passed for one in done.get_asset_check_evaluations()] == [True]
     assert loaded(store, paths) != before
     run_undo(store, paths, stopped(paths))
     assert loaded(store, paths) == before

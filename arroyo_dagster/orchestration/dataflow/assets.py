@@ -19,7 +19,7 @@ import dagster as dg
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import check_result
-from arroyo_dagster.orchestration.dataflow.graph import DagsterSdfTranslator, SdfGraph
+from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -63,9 +63,7 @@ class SdfOptions:
     private: PrivateColumns = NOTHING_PRIVATE
 
 
-def load_graph(
-    file: str | Path | Dataflow, translator: DagsterSdfTranslator | None = None
-) -> SdfGraph:
+def load_graph(file: str | Path | Dataflow | SdfGraph) -> SdfGraph:
     """Read a dataflow.yaml as a graph of assets.
 
     Raises:
@@ -74,17 +72,17 @@ def load_graph(
     """
     from arroyo_dagster.dataflow.definition.loading import load_dataflow
 
-    chosen = translator or DagsterSdfTranslator()
+    if isinstance(file, SdfGraph):
+        return file
     if isinstance(file, Dataflow):
-        return SdfGraph(file, chosen)
-    return SdfGraph(load_dataflow(file)[0], chosen, file=Path(file))
+        return SdfGraph(file)
+    return SdfGraph(load_dataflow(file)[0], file=Path(file))
 
 
 def sdf_dataflow_assets(
     file: str | Path | Dataflow | SdfGraph,
     *,
     name: str | None = None,
-    translator: DagsterSdfTranslator | None = None,
     docs_url: str | None = None,
     resources: set[str] | None = None,
 ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
@@ -99,14 +97,13 @@ def sdf_dataflow_assets(
     Args:
         file: the dataflow.yaml, or the definition itself.
         name: of the op; default: derived from the dataflow's name.
-        translator: names and describes the assets.
         docs_url: where a copy of the documentation site is served, for links to the runbook.
         resources: the keys of resources that the function takes from its context.
 
     Raises:
         InvalidDefinition: the file has errors.
     """
-    graph = file if isinstance(file, SdfGraph) else load_graph(file, translator)
+    graph = load_graph(file)
     checks = [
         dg.AssetCheckSpec(
             check,
@@ -171,7 +168,7 @@ def observe_states(
     """
     checks = context.selected_asset_check_keys
     with as_failure():
-        graph = file if isinstance(file, SdfGraph) else load_graph(file)
+        graph = load_graph(file)
         view = StatesView(graph, arroyo_store.reading(), options or SdfOptions())
         for state in graph.owned:
             key = graph.key_of(state)

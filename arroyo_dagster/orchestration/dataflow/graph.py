@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,53 +25,11 @@ TOPIC, SERVICE, STATE = "topic", "service", "state"
 _KINDS = {TOPIC: {"sdf", "topic"}, SERVICE: {"sdf", "python"}, STATE: {"sdf", "arroyo"}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SdfProps:
-    """What is known about an asset of a dataflow when it is named.
-
-    Attributes:
-        kind: `topic`, `service` or `state`.
-        namespace, dataflow: of the dataflow; `{namespace}.{dataflow}` is the first directory of its
-            states.
-        name: the topic's, the service's, or the state's by its owner.
-        state: for a state, its definition.
-        deployment: the name of the deployment, if one instance has several.
-    """
-
-    kind: str
-    namespace: str
-    dataflow: str
-    name: str
-    state: StateDef | None = None
-    deployment: str | None = None
-
-
-class DagsterSdfTranslator:
-    """Names and describes the assets of a dataflow; override `get_asset_spec` to change any of it.
-
-    Dependencies are added to what it returns.
-    """
-
-    def get_asset_spec(self, props: SdfProps) -> dg.AssetSpec:
-        """Return key, group, kinds, description, tags, owners and metadata of an asset."""
-        owner = [] if props.state is None else [props.state.owner]
-        deployment = [props.deployment] if props.deployment else []
-        above = [*deployment, props.namespace, props.dataflow]
-        return dg.AssetSpec(
-            ["sdf", *map(key_part, [*above, props.kind, *owner, props.name])],
-            group_name=re.sub(r"\W", "_", "_".join(above)),
-            kinds=_KINDS[props.kind],
-            description=_description(props),
-            metadata=_metadata(props),
-        )
-
-
-def _description(props: SdfProps) -> str:
-    state = props.state
-    if props.kind == TOPIC:
-        return f"The topic `{props.name}`, outside of Dagster."
+def _description(kind: str, name: str, state: StateDef | None) -> str:
+    if kind == TOPIC:
+        return f"The topic `{name}`, outside of Dagster."
     if state is None:
-        return f"The service `{props.name}`: a streaming job. The sensor reports its epochs."
+        return f"The service `{name}`: a streaming job. The sensor reports its epochs."
     scalar = state.value_kind is ValueKind.SCALAR
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
     window = "" if state.window is None else "; shows the window that closed last"
@@ -81,17 +39,6 @@ def _description(props: SdfProps) -> str:
     what = "a value" if scalar else "a row"
     text = f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."
     return with_commands(text, commands)
-
-
-def _metadata(props: SdfProps) -> dict[str, object]:
-    state = props.state
-    if state is None:
-        return {}
-    return {
-        "dagster/table_name": f"{props.namespace}.{props.dataflow}.{state.table}",
-        "dagster/column_schema": column_schema(_columns(state), {"_key": "the key"}),
-        "sdf/ttl_seconds": "never" if state.ttl_ms is None else state.ttl_ms / 1000,
-    }
 
 
 def _columns(state: StateDef) -> Iterator[tuple[str, str, bool]]:
@@ -108,13 +55,11 @@ class SdfGraph:
 
     Attributes:
         dataflow: the definition.
-        translator: names the assets.
         file: the dataflow.yaml, to which assets refer as their code; None = unknown.
         deployment: the name of the deployment, if one instance has several.
     """
 
     dataflow: Dataflow
-    translator: DagsterSdfTranslator = field(default_factory=DagsterSdfTranslator)
     deployment: str | None = None
     file: Path | None = None
 
@@ -185,17 +130,24 @@ class SdfGraph:
         state: StateDef | None = None,
         deps: Sequence[dg.AssetKey] = (),
     ) -> dg.AssetSpec:
-        props = SdfProps(
-            kind=kind,
-            namespace=self.dataflow.namespace,
-            dataflow=self.dataflow.name,
-            name=name,
-            state=state,
-            deployment=self.deployment,
+        deployment = [self.deployment] if self.deployment else []
+        above = [*deployment, self.dataflow.namespace, self.dataflow.name]
+        owner, metadata = list[str](), self._code(state)
+        if state is not None:
+            owner.append(state.owner)
+            metadata |= {
+                "dagster/table_name": f"{self.name}.{state.table}",
+                "dagster/column_schema": column_schema(_columns(state), {"_key": "the key"}),
+                "sdf/ttl_seconds": "never" if state.ttl_ms is None else state.ttl_ms / 1000,
+            }
+        return dg.AssetSpec(
+            ["sdf", *map(key_part, [*above, kind, *owner, name])],
+            deps=deps,
+            group_name=re.sub(r"\W", "_", "_".join(above)),
+            kinds=_KINDS[kind],
+            description=_description(kind, name, state),
+            metadata=metadata,
         )
-        spec = self.translator.get_asset_spec(props)
-        metadata = {**self._code(state), **spec.metadata}
-        return spec.replace_attributes(deps=[*spec.deps, *deps], metadata=metadata)
 
     def _code(self, state: StateDef | None) -> dict[str, Any]:
         """The line of the file that defines a state; the file for what is no state."""

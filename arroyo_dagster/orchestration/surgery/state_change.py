@@ -1,6 +1,6 @@
 """Assets that change the state of one stopped Arroyo job: how they plan, execute and report."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,17 @@ from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, pla
 from arroyo_dagster.orchestration.translator import SPARK, Names, in_layers
 from arroyo_dagster.redaction import without_secrets
 from arroyo_dagster.state.model.leases import LeaseSettings
-from arroyo_dagster.state.model.maintenance_window import WindowEnd, WindowLimits, WindowSteps
+from arroyo_dagster.state.model.maintenance_window import (
+    WindowEnd,
+    WindowLimits,
+    WindowOutcome,
+    WindowSteps,
+)
 from arroyo_dagster.state.model.rewrite import QuietSettings
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
-    from arroyo_dagster.state.operations.surgery.window import PlannableEdit
+    from arroyo_dagster.state.operations.surgery.window import EditWindow, PlannableEdit
 
 Edit = Callable[[Turn, Any, Any], "AbstractContextManager[PlannableEdit]"]
 """Opens what a run plans or executes for a pipeline, with the configuration and the context of the
@@ -151,102 +156,101 @@ def _steps(
             publication would change the state again.
         LeaseHeldError: another process maintains the job, which was not changed.
     """
-    from arroyo_dagster.state.operations.catalog.footers import check_newest, check_restorable
-
     store = turn.tools.store
-    if not config.execute:
-        plan = edit.plan(store.reading(), turn.tools.directory.directory(store))
-        text = _format_plan(plan)
-        turn.log.info(text)
-        yield dg.AssetObservation(key, metadata=plan_metadata(plan), description=text)
+    if config.execute:
+        try:
+            yield from _execute(turn, key, config, edit)
+        except LeaseHeldError:
+            raise
+        except ArroyoStateError as error:
+            raise failure_of(error) from error
         return
-    try:
-        if (yield from (_in_window if config.window else _execute)(turn, key, config, edit)):
-            verdict = check_newest(store.reading(), edit.paths, check_restorable)
-            if not verdict.passed:
-                raise dg.Failure(
-                    f"{edit.paths.root} cannot be restored after the change: "
-                    f"{format_verdict(verdict)}"
-                )
-    except LeaseHeldError:
-        raise
-    except ArroyoStateError as error:
-        raise failure_of(error) from error
+    plan = edit.plan(store.reading(), turn.tools.directory.directory(store))
+    text = _format_plan(plan)
+    turn.log.info(text)
+    yield dg.AssetObservation(key, metadata=plan_metadata(plan), description=text)
 
 
 def _execute(
     turn: Turn, key: dg.AssetKey, config: ChangeConfig, edit: "PlannableEdit"
-) -> Generator[Any, Any, bool]:
-    """Execute a change of a stopped job, and return whether its state was changed."""
+) -> Iterator[Any]:
+    from arroyo_dagster.state.operations.catalog.footers import check_newest, check_restorable
+
+    store, root, changes = turn.tools.store, edit.paths.root, list["EditOutcome"]()
+    ended: dict[str, Any] = {"arroyo/window": "interrupted"} if config.window else {}
+
+    def event(change: "EditOutcome") -> "dg.MaterializeResult[Any]":
+        return dg.MaterializeResult(
+            asset_key=key,
+            metadata={**outcome_metadata(change), **ended},
+            data_version=dg.DataVersion(change.plan.digest),
+        )
+
+    run = partial(_run_window if config.window else _run, turn, config, edit, changes)
+    outcome = yield from published_events(run, changes, event)
+    plan, text = outcome.plan, ""
+    if isinstance(outcome, WindowOutcome):
+        text = outcome.end.value
+        turn.log.info(text)
+        ended["arroyo/window"] = text
+        ended["downtime"] = shown.duration(outcome.downtime_seconds * 1e6)
+        if outcome.end is WindowEnd.UNDONE:
+            changes.clear()
+    yield from map(event, changes)
+    if isinstance(outcome, WindowOutcome):
+        if not outcome.started:
+            raise dg.Failure(
+                f"{root}: NOT STARTED AGAIN: {outcome.problem}. Next: check it in Arroyo; this "
+                "job, or a sensor of a maintenance window, starts it"
+            )
+        if outcome.problem is not None:
+            raise outcome.problem
+    elif plan is not None:
+        text = f"nothing to change at epoch {plan.epoch}"
+    if not changes:
+        metadata = {} if plan is None else plan_metadata(plan)
+        yield dg.AssetObservation(key, metadata=metadata, description=text)
+        return
+    verdict = check_newest(store.reading(), edit.paths, check_restorable)
+    if not verdict.passed:
+        why = format_verdict(verdict)
+        raise dg.Failure(f"{root} cannot be restored after the change: {why}")
+
+
+def _run(
+    turn: Turn, config: ChangeConfig, edit: "PlannableEdit", changes: "list[EditOutcome]"
+) -> "EditOutcome":
+    """Change the state of a stopped job."""
     from arroyo_dagster.state.operations.surgery.execute import EditOptions
 
-    store, published = turn.tools.store, list["EditOutcome"]()
+    store = turn.tools.store
     options = EditOptions(
         approved=config.approve or None,
         owner=turn.owner,
         lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
         on_lease=turn.log.info,
         quiet_seconds=config.quiet_seconds,
-        on_published=published.append,
+        on_published=changes.append,
     )
-    status, event = turn.tools.directory.directory(store), partial(_event, key, {})
-    outcome = yield from published_events(
-        lambda: edit.run(store.writable(), status, options), published, event
-    )
-    if outcome.published:
-        yield event(outcome)
-    else:
-        text = f"nothing to change at epoch {outcome.plan.epoch}"
-        yield dg.AssetObservation(key, metadata=plan_metadata(outcome.plan), description=text)
-    return bool(outcome.published)
+    return edit.run(store.writable(), turn.tools.directory.directory(store), options)
 
 
-def _in_window(
-    turn: Turn, key: dg.AssetKey, config: ChangeConfig, edit: "PlannableEdit"
-) -> Generator[Any, Any, bool]:
-    """Execute a change of a job that runs, and return whether its state was changed."""
+def _run_window(
+    turn: Turn, config: ChangeConfig, edit: "PlannableEdit", changes: "list[EditOutcome]"
+) -> "EditWindow":
+    """Change the state of a job that runs, while it is stopped for it."""
     from arroyo_dagster.state.operations.compaction.window_recovery import JobWindowOptions
     from arroyo_dagster.state.operations.surgery.window import run_edit_window
 
-    store, root, published = turn.tools.store, edit.paths.root, list["EditOutcome"]()
+    store = turn.tools.store
     options = JobWindowOptions(
         limits=configured(WindowLimits, config),
         owner=turn.owner,
         lease_wait_seconds=turn.lease_wait_seconds(config.lease_wait_seconds),
         on_step=lambda step: turn.log.info(step.did),
-        on_change=lambda change: published.extend([change] * change.published),
+        on_change=lambda change: changes.extend([change] * change.published),
     )
-    control, ended = turn.tools.directory.control(store), {"arroyo/window": "interrupted"}
-    event = partial(_event, key, ended)
-    outcome = yield from published_events(
-        lambda: run_edit_window(store.writable(), control, edit, options), published, event
-    )
-    turn.log.info(outcome.end.value)
-    ended["arroyo/window"] = outcome.end.value
-    ended["downtime"] = shown.duration(outcome.downtime_seconds * 1e6) or "0"
-    if outcome.end is not WindowEnd.UNDONE:
-        yield from map(event, published)
-    if not outcome.started:
-        raise dg.Failure(
-            f"{root}: NOT STARTED AGAIN: {outcome.problem}. Next: check it in Arroyo; this job, or "
-            "a sensor of a maintenance window, starts it"
-        )
-    if outcome.problem is not None:
-        raise outcome.problem
-    if not published:
-        metadata = {} if outcome.plan is None else plan_metadata(outcome.plan)
-        yield dg.AssetObservation(key, metadata=metadata, description=outcome.end.value)
-    return bool(published)
-
-
-def _event(
-    key: dg.AssetKey, more: dict[str, Any], outcome: "EditOutcome"
-) -> "dg.MaterializeResult[Any]":
-    return dg.MaterializeResult(
-        asset_key=key,
-        metadata={**outcome_metadata(outcome), **more},
-        data_version=dg.DataVersion(outcome.plan.digest),
-    )
+    return run_edit_window(store.writable(), turn.tools.directory.control(store), edit, options)
 
 
 def _format_plan(plan: "EditPlan") -> str:
