@@ -1,30 +1,21 @@
-"""An asset of your own, one partition per job, and an alert on each failed run."""
+"""An asset of your own over all pipelines, and an alert on each failed run."""
 
 import dagster as dg
 
-from arroyo_dagster import (
-    ArroyoStateStore,
-    as_failure,
-    find_job,
-    list_epochs,
-)
+from arroyo_dagster import ArroyoStateStore, as_failure, list_epochs
 
 
 @dg.asset(
-    deps=[dg.AssetKey(["arroyo", "checkpoint"])],
-    partitions_def=dg.DynamicPartitionsDefinition(name="arroyo_jobs"),
+    deps=[dg.AssetKey(["arroyo", "fleet"])],
     automation_condition=dg.AutomationCondition.on_cron("@hourly"),
 )
-def state_report(
-    context: dg.AssetExecutionContext, arroyo_store: ArroyoStateStore
-) -> dg.MaterializeResult:
-    """Report how much state a job keeps."""
+def state_report(arroyo_store: ArroyoStateStore) -> dg.MaterializeResult:
+    """Report how much state all jobs keep."""
     with as_failure():
         store = arroyo_store.reading()
-        epochs = list_epochs(store, find_job(store, context.partition_key))
-    return dg.MaterializeResult(
-        metadata={"epochs": len(epochs), "bytes": sum(one.new_size_bytes or 0 for one in epochs)}
-    )
+        epochs = [epoch for job in arroyo_store.jobs() for epoch in list_epochs(store, job)]
+    size_bytes = sum(epoch.new_size_bytes or 0 for epoch in epochs)
+    return dg.MaterializeResult(metadata={"epochs": len(epochs), "bytes": size_bytes})
 
 
 @dg.run_failure_sensor
