@@ -157,6 +157,7 @@ class _Tick:
             return dg.SensorResult(
                 skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
             )
+        self.told = self._told(changes)
         for job in changes.jobs:
             self._report(job)
         self._report_states()
@@ -221,10 +222,21 @@ class _Tick:
         elif not self._has(key, checkpoint):
             self.events.append(self._event(key, job, checkpoint))
 
+    def _told(self, changes: "FleetChanges") -> dict[dg.AssetKey, dg.AssetMaterialization | None]:
+        """Return the newest event of each pipeline with new epochs, by one query for all."""
+        roots = [job.paths.root for job in changes.jobs if job.checkpoints]
+        keys = [self.keys[root] for root in roots if root in self.keys]
+        records = self.context.instance.get_asset_records(keys) if keys else []
+        entries = [record.asset_entry for record in records]
+        return {
+            entry.asset_key: entry.last_materialization.asset_materialization
+            for entry in entries
+            if entry.last_materialization is not None
+        }
+
     def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
         """Whether the instance has the event of an epoch: a tick cut short is repeated."""
-        event = self.context.instance.get_latest_materialization_event(key)
-        told = None if event is None else event.asset_materialization
+        told = self.told.get(key)
         if told is None or (told.tags or {}).get(DATA_VERSION) != data_version(checkpoint):
             return False
         # A job that began anew under its name counts from 1 again, so the time counts as well.
