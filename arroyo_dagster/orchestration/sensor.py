@@ -157,7 +157,7 @@ class _Tick:
             return dg.SensorResult(
                 skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
             )
-        self.told = self._told(changes)
+        self.newest = self._newest_events(changes)
         for job in changes.jobs:
             self._report(job)
         self._report_states()
@@ -222,7 +222,9 @@ class _Tick:
         elif not self._has(key, checkpoint):
             self.events.append(self._event(key, job, checkpoint))
 
-    def _told(self, changes: "FleetChanges") -> dict[dg.AssetKey, dg.AssetMaterialization | None]:
+    def _newest_events(
+        self, changes: "FleetChanges"
+    ) -> dict[dg.AssetKey, dg.AssetMaterialization | None]:
         """Return the newest event of each pipeline with new epochs, by one query for all."""
         roots = [job.paths.root for job in changes.jobs if job.checkpoints]
         keys = [self.keys[root] for root in roots if root in self.keys]
@@ -236,7 +238,7 @@ class _Tick:
 
     def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
         """Whether the instance has the event of an epoch: a tick cut short is repeated."""
-        told = self.told.get(key)
+        told = self.newest.get(key)
         if told is None or (told.tags or {}).get(DATA_VERSION) != data_version(checkpoint):
             return False
         # A job that began anew under its name counts from 1 again, so the time counts as well.
