@@ -7,7 +7,6 @@ import dagster as dg
 from dagster.components.utils.defs_state import (
     DefsStateConfig,
     DefsStateConfigArgs,
-    DefsStateManagementType,
     ResolvedDefsStateConfig,
 )
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
@@ -173,7 +172,7 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
         try:
             self._check_deployment(context)
             kind = self.defs_state_config.management_type
-            if kind is DefsStateManagementType.LEGACY_CODE_SERVER_SNAPSHOTS:
+            if kind.value == "LEGACY_CODE_SERVER_SNAPSHOTS":
                 return self._definitions(context, None)
             self._loading = True
             return super().build_defs(context)

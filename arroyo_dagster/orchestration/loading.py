@@ -5,7 +5,6 @@ assets than its code server. Whatever fails becomes the `problem` of the last li
 one, which `fleet` shows: the definitions load in any case.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from dagster._core.definitions.definitions_load_context import StateBackedDefini
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.resources import ArroyoStateStore, dagster_home
 from arroyo_dagster.orchestration.secrets import resolve_variables
 from arroyo_dagster.redaction import redact_text, redact_url
 
@@ -54,7 +53,7 @@ class PipelineSource:
         from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
         from arroyo_dagster.state.model.clock import wall_clock
 
-        url = _shown(self.store.checkpoint_url)
+        url = _display_url(self.store.checkpoint_url)
         try:
             for resource in (self.store, self.directory):
                 resolve_variables(type(resource).__name__, dict(resource))  # says what is not set
@@ -84,7 +83,7 @@ class PipelineSource:
     def _path(self, url: str) -> Path | None:
         from arroyo_dagster.orchestration.pipelines.cache import default_path
 
-        home = os.environ.get("DAGSTER_HOME")
+        home = dagster_home()
         if self.cache is not None:
             return Path(self.cache)
         return default_path(home, self.deployment, url) if home else None
@@ -117,10 +116,10 @@ def read_list(path: str | Path, url: str) -> PipelineList:
     try:
         return PipelineList.from_json(Path(path).read_text(encoding="utf-8"), str(path))
     except (ArroyoStateError, OSError, ValueError) as error:
-        return PipelineList(_shown(url), problem=_reason(error))
+        return PipelineList(_display_url(url), problem=_reason(error))
 
 
-def _shown(url: str) -> str:
+def _display_url(url: str) -> str:
     """Return a URL without secrets; the name of a variable, which may not be set."""
     return url.env_var_name if isinstance(url, dg.EnvVar) else redact_url(url)
 

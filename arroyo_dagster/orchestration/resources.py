@@ -206,6 +206,11 @@ class ArroyoStateStore(NamedSecrets):
         return store
 
 
+def dagster_home() -> str | None:
+    """Return the folder of the instance; None if it has none."""
+    return os.environ.get("DAGSTER_HOME")
+
+
 def absolute_url(url: str) -> str:
     """Return a URL, or the absolute form of a path."""
     return url if ":" in url else os.path.abspath(url)

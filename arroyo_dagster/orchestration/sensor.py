@@ -162,6 +162,7 @@ class _Tick:
             return dg.SensorResult(
                 skip_reason=dg.SkipReason(f"the checkpoint URL holds no jobs yet: {error}")
             )
+        self.newest = self._newest_events(changes)
         for job in changes.jobs:
             before = cursor.positions.get(job.paths)
             self._report(job, 0 if before is None else int(before.epoch))
@@ -230,10 +231,23 @@ class _Tick:
             seen = len(job.checkpoints) + job.passed_over
             self.events.append(self._event(key, job, checkpoint, max(new, seen)))
 
+    def _newest_events(
+        self, changes: "FleetChanges"
+    ) -> dict[dg.AssetKey, dg.AssetMaterialization | None]:
+        """Return the newest event of each pipeline with new epochs, by one query for all."""
+        roots = [job.paths.root for job in changes.jobs if job.checkpoints]
+        keys = [self.keys[root] for root in roots if root in self.keys]
+        records = self.context.instance.get_asset_records(keys) if keys else []
+        entries = [record.asset_entry for record in records]
+        return {
+            entry.asset_key: entry.last_materialization.asset_materialization
+            for entry in entries
+            if entry.last_materialization is not None
+        }
+
     def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
         """Whether the instance has the event of an epoch: a tick cut short is repeated."""
-        event = self.context.instance.get_latest_materialization_event(key)
-        told = None if event is None else event.asset_materialization
+        told = self.newest.get(key)
         if told is None or (told.tags or {}).get(DATA_VERSION) != data_version(checkpoint):
             return False
         # A job that began anew under its name counts from 1 again, so the time counts as well.

@@ -1,25 +1,28 @@
-"""The requests that each schedule makes for a job."""
+"""The requests that each schedule makes for a pipeline."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.state.planning.polling import Requests
 from arroyo_dagster.state.storage import Counting
 from tests.documentation import PROJECT
 from tests.fleets import Written, protocol_job
+from tests.orchestration.conftest import Deployment
+from tests.orchestration.results import configured
 
-PER_JOB = {
-    "fleet": Requests(6, 4),
-    "refresh": Requests(11, 15),
-    "sync": Requests(2, 0),
-    "compaction": Requests(4, 2),
-    "gc": Requests(3, 0),
+PER_PIPELINE = {
+    "verify": Requests(1, 0),
+    "fleet": Requests(3, 2),
+    "compaction": Requests(2, 2),
+    "gc": Requests(1, 0),
 }
-"""The requests of a run for each job, as the page on sizing shows them."""
-JOBS = 4
+"""The requests of a schedule for each pipeline, as the page on sizing shows them."""
+DUE = Requests(14, 41)
+"""At most those of a run of `arroyo_verify` for each pipeline that is due, with four epochs."""
+PIPELINES = 4
 
 
 def _made(counting: Counting) -> Requests:
@@ -27,27 +30,54 @@ def _made(counting: Counting) -> Requests:
     return Requests(lists, counting.calls.total() - lists)
 
 
-def _serve(deployed: Any, name: str) -> None:
-    """Evaluate a schedule, and execute the first run that it requests."""
-    job = deployed.defs.resolve_schedule_def(f"arroyo_{name}_schedule").job_name
-    for one in (deployed.due(f"arroyo_{name}_schedule").run_requests or [])[:1]:
-        deployed.run(job, run_config=one.run_config, tags=one.tags)
+def _check(made: Requests, shown: Requests, row: str) -> None:
+    # Besides those of each pipeline, a run lists the root some times.
+    assert made.lists <= shown.lists * PIPELINES + 4, made
+    assert made.gets <= shown.gets * PIPELINES + 1, made
+    assert row in (PROJECT / "docs" / "operate" / "sizing.md").read_text()
 
 
-@pytest.mark.parametrize("name", PER_JOB)
-def test_a_schedule_makes_the_requests_that_the_page_shows(deployed: Any, name: str) -> None:
-    jobs = [Written(deployed.store, protocol_job(f"p{at}")) for at in range(JOBS)]
+@pytest.fixture
+def jobs(deployed: Deployment) -> list[Written]:
+    """Four pipelines with three epochs, which were verified, and reported."""
+    jobs = [Written(deployed.store, protocol_job(f"p{at}")) for at in range(PIPELINES)]
     for job in jobs:
         job.epochs(3)
+    roots = {str(job.paths.root): job.paths.root.split("/") for job in jobs}
+    managed = [Pipeline(root, tuple(key), managed=True) for root, key in roots.items()]
+    listed = PipelineList(
+        deployed.store.url, tuple(managed), {one.root: one.key for one in managed}
+    )
+    # At level 1: what the files hold is made up.
+    deployed.build(pipelines=listed, verify=VerifyOptions(audit_after=1e12))
     deployed.tick()
-    deployed.run("arroyo_refresh_fleet")
+    assert deployed.run("arroyo_verify").success
+    return jobs
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize("name", PER_PIPELINE)
+def test_a_schedule_makes_the_requests_that_the_page_shows(deployed: Deployment, name: str) -> None:
+    counting = deployed.wrap(Counting)
+    schedule = f"arroyo_{name}_schedule"
+    if name == "fleet":
+        deployed.run("arroyo_fleet")
+    else:
+        deployed.due(schedule)
+    shown = PER_PIPELINE[name]
+    made = _made(counting)
+    assert (made.lists // PIPELINES, made.gets // PIPELINES) == (shown.lists, shown.gets)
+    _check(made, shown, f"| `{schedule}` | {shown.lists} | {shown.gets} |")
+
+
+def test_a_run_makes_the_requests_that_the_page_shows_for_what_is_due(
+    deployed: Deployment, jobs: list[Written]
+) -> None:
     for job in jobs:
         job.epochs(1)
     counting = deployed.wrap(Counting)
-    _serve(deployed, name)
-    made, shown = _made(counting), PER_JOB[name]
-    # Besides those of each job, a run lists the root some times.
-    assert shown.lists * JOBS <= made.lists <= shown.lists * JOBS + 4
-    assert made.gets == shown.gets * JOBS
-    row = f"| `arroyo_{name}_schedule` | {shown.lists} | {shown.gets} |"
-    assert row in (PROJECT / "docs" / "operate" / "sizing.md").read_text()
+    config = {"pipelines": [str(job.paths.root) for job in jobs]}
+    run = deployed.run("arroyo_verify", run_config=configured("arroyo_verify_op", **config))
+    assert run.success
+    row = "| a run of `arroyo_verify`, for a pipeline with four epochs that is due | "
+    _check(_made(counting), DUE, f"{row}{DUE.lists} | {DUE.gets} |")

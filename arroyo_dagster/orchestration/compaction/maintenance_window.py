@@ -109,7 +109,7 @@ def _build_job(names: Names) -> dg.JobDefinition:
     @dg.job(
         name=names.name(JOB),
         executor_def=dg.in_process_executor,
-        tags={MAINTENANCE_TAG: names.deployment or "default"},
+        tags={MAINTENANCE_TAG: names.deployment or "default", "dagster/max_retries": "0"},
         description="Stop running Arroyo jobs with a checkpoint, rewrite their state, start them "
         "again.",
     )

@@ -125,8 +125,8 @@ class ScheduleTimes(section(ScheduleOptions, timezone=TimeZone)):  # type: ignor
     """When to run what no event triggers."""
 
 
-class Sensor(  # type: ignore[misc]
-    section(
+class Sensor(
+    section(  # type: ignore[misc]
         SensorOptions,
         interval_seconds=PositiveInt | None,
         events=PositiveInt,
@@ -137,8 +137,8 @@ class Sensor(  # type: ignore[misc]
     """How much one tick of the sensor does."""
 
 
-class LineageSection(  # type: ignore[misc]
-    section(Lineage, sources=bool | dict[str, str | None], sinks=bool | dict[str, str | None])
+class LineageSection(
+    section(Lineage, sources=bool | dict[str, str | None], sinks=bool | dict[str, str | None])  # type: ignore[misc]
 ):
     """Which sources and sinks of pipelines are shown, and under which keys."""
 
@@ -147,8 +147,8 @@ class HealthSection(section(settings_config(HealthLimits))):  # type: ignore[mis
     """When the check `healthy` reports a pipeline."""
 
 
-class Verify(  # type: ignore[misc]
-    section(VerifyOptions, "limits", audit_after=Duration, report_every=Duration)
+class Verify(
+    section(VerifyOptions, "limits", audit_after=Duration, report_every=Duration)  # type: ignore[misc]
 ):
     """When pipelines are verified, and what is reported."""
 
@@ -193,8 +193,9 @@ class OrphansSection(_OptInSection, section(OrphansConfig, *_NOT_IN_YAML)):  # t
     """How the schedule deletes what no epoch lists."""
 
 
-class DeadJobsSection(  # type: ignore[misc]
-    _OptInSection, section(DeadJobsConfig, *_NOT_IN_YAML, "gone")
+class DeadJobsSection(
+    _OptInSection,
+    section(DeadJobsConfig, *_NOT_IN_YAML, "gone"),  # type: ignore[misc]
 ):
     """How the schedule deletes jobs that are proven gone."""
 
@@ -261,8 +262,8 @@ class Pipes(YamlModel):
         return PipesRunner(client=client, store=store, arguments=self.arguments, **thresholds)
 
 
-class Spark(  # type: ignore[misc]
-    section(
+class Spark(
+    section(  # type: ignore[misc]
         SparkSessionResource,
         master=str | None,
         remote_url=Secret,
@@ -271,7 +272,7 @@ class Spark(  # type: ignore[misc]
         ship=bool,
         stop_on_teardown=bool,
     ),
-    section(SparkThresholdFields, in_process_mb=int, spark_from_files=int, spark_from_objects=int),
+    section(SparkThresholdFields, in_process_mb=int, spark_from_files=int, spark_from_objects=int),  # type: ignore[misc]
 ):
     """How to start Spark for maintenance; unused with `engine: in-process`."""
 
@@ -341,15 +342,15 @@ class ForkSection(section(ForkConfig, "execute", "approve")):  # type: ignore[mi
     """What the schedule forks: from which job, into which, and how."""
 
 
-class ForkSettings(  # type: ignore[misc]
-    section(StateFork, nightly=ForkSection | None, timezone=TimeZone)
+class ForkSettings(
+    section(StateFork, nightly=ForkSection | None, timezone=TimeZone)  # type: ignore[misc]
 ):
     """The asset `forked_state`, and when its schedule forks."""
 
 
-class Export(  # type: ignore[misc]
-    section(TableExport, "to", name=ExportName, epochs=Literal["newest", "every", "changes"]),
-    section(
+class Export(
+    section(TableExport, "to", name=ExportName, epochs=Literal["newest", "every", "changes"]),  # type: ignore[misc]
+    section(  # type: ignore[misc]
         TargetOptions,
         format=Literal["parquet", "delta", "iceberg"],
         unsigned=Literal["decimal", "long"] | None,
@@ -419,8 +420,8 @@ Owner = Annotated[
 _ELSEWHERE = ("runner", "translator", "waiting_limit", "freshness", "lineage", "directory", "sdf")
 
 
-class Advanced(  # type: ignore[misc]
-    section(
+class Advanced(
+    section(  # type: ignore[misc]
         ArroyoOptions,
         *_ELSEWHERE,
         spark=Spark,
