@@ -251,6 +251,16 @@ def test_the_runbook_has_an_entry_for_every_finding_kind_and_check() -> None:
     assert len(KINDS) <= 10
 
 
+def test_a_check_links_to_its_entry_on_the_built_site() -> None:
+    from arroyo_dagster.orchestration.translator import check_description
+
+    assert _configuration()["use_directory_urls"] is False
+    page = PAGES["docs/operate/runbook.md"].removesuffix(".md")
+    text = check_description("Text.", "healthy", "https://docs.example.com/")
+    assert f"(https://docs.example.com/{page}.html#healthy)" in text
+    assert "healthy" in _entries()
+
+
 @pytest.mark.parametrize("name", sorted(_entries()))
 def test_an_entry_of_the_runbook_says_what_to_do(name: str) -> None:
     entry = _entries()[name]

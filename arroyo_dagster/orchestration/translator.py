@@ -204,7 +204,7 @@ def check_description(
     """
     runbook = f"`{entry}` in docs/operate/runbook.md"
     if docs_url is not None:
-        runbook = f"[{entry}]({docs_url.rstrip('/')}/operate/runbook/#{entry})"
+        runbook = f"[{entry}]({docs_url.rstrip('/')}/operate/runbook.html#{entry})"
     lines = "\n".join(f"- {line}" for line in (*details, f"Runbook: {runbook}"))
     return f"{text}\n\n{lines}"
 

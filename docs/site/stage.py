@@ -204,7 +204,7 @@ def _fields(path: str) -> list[str]:
 
 
 def _rows(model: type[Any], before: str = "") -> Iterator[str]:
-    """Yield a row for each field; below a section of the component's YAML, for each of its fields."""
+    """Yield a row for each field, and for those of a section of the component's YAML."""
     from arroyo_dagster.orchestration.yaml.model import YamlModel
 
     for field, info in model.model_fields.items():

@@ -7,7 +7,7 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
 
 _HEAD = """\
-# The pipelines below one checkpoint URL. Every field: `dg docs serve`, or docs/operate/dagster.md.
+# Every field: `dg docs serve`, or docs/dagster-configuration.md.
 """
 
 
