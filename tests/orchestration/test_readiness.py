@@ -7,7 +7,6 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from arroyo_dagster.orchestration.catalog.sensor import encode_cursor
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.remote_origin import (
     InProcessCodeLocationOrigin,

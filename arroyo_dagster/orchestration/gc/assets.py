@@ -261,12 +261,16 @@ class _GcRun:
         done: list[GcOutcome] = []
         try:
             outcome: GcOutcome = run(replace(options, on_done=done.append))
-        except BaseException as error:
+        except LeaseHeldError:
             self.outcomes += done
-            conflict = isinstance(error, ConflictError)
-            if conflict and not isinstance(error, LeaseHeldError):
-                if self.config.approved_plan is not None:  # no later run carries it out
-                    raise failure_of(error) from error
+            raise
+        except ConflictError as error:
+            self.outcomes += done
+            if self.config.approved_plan is None:
+                raise
+            raise failure_of(error) from error  # no later run carries this plan out
+        except BaseException:
+            self.outcomes += done
             raise
         self.outcomes.append(outcome)
         return outcome
