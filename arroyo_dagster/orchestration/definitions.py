@@ -32,7 +32,7 @@ from arroyo_dagster.orchestration.gc.assets import (
 )
 from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
 from arroyo_dagster.orchestration.loading import LIST_WITHIN, PipelineSource, read_list
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.requests import (
     Due,
     clock_schedule,
@@ -265,7 +265,7 @@ class _Parts:
         """Return all that the options ask for."""
         options, times = self.options, self.options.schedules
         clock: dict[str, Any] = {"timezone": times.timezone, "running": self.running}
-        maintained: dict[dg.AssetKey, Pipeline] = {}
+        maintained: dict[dg.AssetKey, ListedPipeline] = {}
         parts = []
         if self.mode == "maintain":
             parts += self._maintenance(clock, maintained)
@@ -292,7 +292,7 @@ class _Parts:
         return parts
 
     def _maintenance(
-        self, clock: Mapping[str, Any], maintained: dict[dg.AssetKey, Pipeline]
+        self, clock: Mapping[str, Any], maintained: dict[dg.AssetKey, ListedPipeline]
     ) -> list[dg.Definitions]:
         names, options = self.names, self.options.maintenance
         times, every = self.options.schedules, self.names.pipelines.pipelines
@@ -338,20 +338,20 @@ class _Parts:
     def _due(
         self,
         table: str,
-        pipelines: Sequence[Pipeline],
-        backlog: Callable[[Tools, Pipeline], int],
+        pipelines: Sequence[ListedPipeline],
+        backlog: Callable[[Tools, ListedPipeline], int],
     ) -> Due:
         most, retry = self.options.maintenance.most_jobs, self.options.verify.audit_after
         return due_by_backlog(self.names, table, pipelines, backlog, most=most, retry_after=retry)
 
-    def _compaction_backlog(self, tools: Tools, pipeline: Pipeline) -> int:
+    def _compaction_backlog(self, tools: Tools, pipeline: ListedPipeline) -> int:
         """How often the files that were never merged reach the trigger."""
         from arroyo_dagster.state.operations.compaction.plan import compaction_backlog
 
         files = compaction_backlog(tools.store.reading(), pipeline.paths)
         return files // self.options.maintenance.min_backlog
 
-    def _expiry_backlog(self, tools: Tools, pipeline: Pipeline) -> int:
+    def _expiry_backlog(self, tools: Tools, pipeline: ListedPipeline) -> int:
         """How many epochs are to expire by their number."""
         from arroyo_dagster.state.operations.gc.expire import expiry_backlog
 
@@ -388,7 +388,7 @@ class _Parts:
         job = self._job(name, assets, text, config)
         table = next(iter(assets[0].keys)).path[-1]
 
-        def request(pipelines: Sequence[Pipeline]) -> dg.RunRequest:
+        def request(pipelines: Sequence[ListedPipeline]) -> dg.RunRequest:
             keys = [self.names.key(table, pipeline) for pipeline in pipelines]
             wanted = set(keys)
             ops: Any = {a.op.name: config for a in assets if wanted & set(a.keys)}

@@ -16,7 +16,7 @@ from arroyo_dagster.orchestration.check_results import (
     last_results,
 )
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
 from arroyo_dagster.orchestration.serving import (
     FAILED,
@@ -96,7 +96,7 @@ class _Row:
 
 def build_fleet(
     names: Names,
-    maintained: Mapping[dg.AssetKey, Pipeline],
+    maintained: Mapping[dg.AssetKey, ListedPipeline],
     *,
     waiting_limit: float = WAITING_LIMIT,
     cron: str = FLEET_CRON,
@@ -162,7 +162,7 @@ class _Overview:
         names: Names,
         tools: Tools,
         instance: dg.DagsterInstance,
-        maintained: Mapping[dg.AssetKey, Pipeline],
+        maintained: Mapping[dg.AssetKey, ListedPipeline],
     ) -> None:
         self._names = names
         self._tools = tools
@@ -232,7 +232,7 @@ class _Overview:
 
     def _judge(
         self,
-        pipeline: Pipeline,
+        pipeline: ListedPipeline,
         age: "JobAge",
         gone: bool,
         last: Mapping[tuple[str, str], LastResult],

@@ -9,7 +9,7 @@ import dagster as dg
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import FAILED, SINCE, Tools, last_note
 from arroyo_dagster.orchestration.translator import Names
 
@@ -33,7 +33,7 @@ _UNFINISHED = [
     dg.DagsterRunStatus.CANCELING,
 ]
 
-Due = Callable[[Tools, dg.DagsterInstance], Sequence[Pipeline]]
+Due = Callable[[Tools, dg.DagsterInstance], Sequence[ListedPipeline]]
 """Returns the pipelines that are due, those that need it most first."""
 
 
@@ -48,7 +48,7 @@ def due_schedule(
     cron: str,
     *,
     due: Due,
-    request: Callable[[Sequence[Pipeline]], dg.RunRequest],
+    request: Callable[[Sequence[ListedPipeline]], dg.RunRequest],
     timezone: str = "UTC",
     running: bool = False,
 ) -> dg.ScheduleDefinition:
@@ -80,8 +80,8 @@ def due_schedule(
 def due_by_backlog(
     names: Names,
     table: str,
-    pipelines: Sequence[Pipeline],
-    backlog: Callable[[Tools, Pipeline], int],
+    pipelines: Sequence[ListedPipeline],
+    backlog: Callable[[Tools, ListedPipeline], int],
     *,
     most: int,
     retry_after: float,
@@ -96,12 +96,12 @@ def due_by_backlog(
         most: the maximum number of pipelines.
     """
 
-    def due(tools: Tools, instance: dg.DagsterInstance) -> list[Pipeline]:
+    def due(tools: Tools, instance: dg.DagsterInstance) -> list[ListedPipeline]:
         from arroyo_dagster.state.storage.concurrency import concurrently
 
         maintained = set(tools.store.maintained(one.root for one in pipelines))
 
-        def size(pipeline: Pipeline) -> int:
+        def size(pipeline: ListedPipeline) -> int:
             try:
                 return backlog(tools, pipeline) if pipeline.root in maintained else 0
             except ArroyoStateError:

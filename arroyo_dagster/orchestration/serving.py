@@ -26,7 +26,7 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.pipelines.names import key_part
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
@@ -74,9 +74,9 @@ class Tools:
     directory: ArroyoDirectory
 
 
-def unlisted_pipeline(root: str) -> Pipeline:
+def unlisted_pipeline(root: str) -> ListedPipeline:
     """Return a job that the definitions do not know, for work on the whole root."""
-    return Pipeline(root=root, key=tuple(map(key_part, root.split("/"))))
+    return ListedPipeline(root=root, key=tuple(map(key_part, root.split("/"))))
 
 
 class WaitingError(Exception):
@@ -131,7 +131,7 @@ class Turn:
         tools: resources whose stores deliver an interrupt of the run.
     """
 
-    pipeline: Pipeline
+    pipeline: ListedPipeline
     owner: str
     log: PipelineLog
     tools: Tools
@@ -175,7 +175,7 @@ class Served:
         left: whether it was not started, because the budget was used up.
     """
 
-    pipeline: Pipeline
+    pipeline: ListedPipeline
     events: list[Any] = field(default_factory=list)
     error: Exception | None = None
     left: bool = False
@@ -249,12 +249,12 @@ def _reason(error: BaseException | None) -> str:
 
 def serve(
     context: Any,
-    pipelines: Sequence[Pipeline],
+    pipelines: Sequence[ListedPipeline],
     work: Work,
     config: BoundsConfig,
     tools: Tools,
     *,
-    noted: Callable[[Pipeline], dg.AssetKey | None] | None = None,
+    noted: Callable[[ListedPipeline], dg.AssetKey | None] | None = None,
     in_turn: bool = False,
 ) -> Generator[Any, Any, Results]:
     """Serve pipelines, and yield the events of each in their order.
@@ -355,7 +355,7 @@ class _Pool:
         self._lines: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._begun = time.monotonic()
 
-    def served(self, pipelines: Sequence[Pipeline], *, waits: bool) -> Iterator[Served]:
+    def served(self, pipelines: Sequence[ListedPipeline], *, waits: bool) -> Iterator[Served]:
         """Serve pipelines, and yield the outcome of each in their order."""
         from arroyo_dagster.state.metadata.interrupts import Interrupts
 
@@ -365,7 +365,7 @@ class _Pool:
         interrupts, waiting = Interrupts(), deque[Future[Served]]()
         owner = f"dagster run {self._context.run.run_id}"
 
-        def turn(pipeline: Pipeline) -> Turn:
+        def turn(pipeline: ListedPipeline) -> Turn:
             log = PipelineLog(pipeline.root, self._lines)
             return Turn(pipeline, owner, log, self._tools, waits)
 
@@ -382,7 +382,7 @@ class _Pool:
                 yield served
             return
 
-        def submit(pipeline: Pipeline) -> Future[Served]:
+        def submit(pipeline: ListedPipeline) -> Future[Served]:
             # Dagster keeps the context of the step in a context variable.
             run = contextvars.copy_context().run
             return pool.submit(run, self._serve, Served(pipeline), turn(pipeline), interrupts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.pipelines.names import group_names, key_part, layers
 from arroyo_dagster.orchestration.rendering import with_commands
 from arroyo_dagster.state.model.ids import checked_name
@@ -56,7 +56,7 @@ class ArroyoAssetProps:
 
     table: str
     deployment: str | None = None
-    pipeline: Pipeline | None = None
+    pipeline: ListedPipeline | None = None
     group: str = FLEET_GROUP
     export: TableExport | None = None
 
@@ -233,7 +233,7 @@ class Names:
         first, _, rest = base.partition("_")
         return f"{first}_{deployment_identifier(self.deployment)}_{rest}"
 
-    def find(self, root: str) -> Pipeline:
+    def find(self, root: str) -> ListedPipeline:
         """Return the pipeline of a job.
 
         Raises:
@@ -264,7 +264,7 @@ class Names:
     def spec(
         self,
         table: str,
-        pipeline: Pipeline | None = None,
+        pipeline: ListedPipeline | None = None,
         *,
         deps: Iterable[dg.AssetKey] = (),
         export: TableExport | None = None,
@@ -278,7 +278,7 @@ class Names:
         return spec.replace_attributes(deps=[*spec.deps, *added]) if added else spec
 
     def _translated(
-        self, table: str, pipeline: Pipeline | None, export: TableExport | None
+        self, table: str, pipeline: ListedPipeline | None, export: TableExport | None
     ) -> dg.AssetSpec:
         group = FLEET_GROUP if pipeline is None else f"arroyo_{self._groups[pipeline.key]}"
         if self.deployment is not None:
@@ -293,7 +293,7 @@ class Names:
             )
         )
 
-    def key(self, table: str, pipeline: Pipeline | None = None) -> dg.AssetKey:
+    def key(self, table: str, pipeline: ListedPipeline | None = None) -> dg.AssetKey:
         """Return the key of an asset."""
         return self.spec(table, pipeline).key
 
@@ -320,7 +320,7 @@ class Names:
 
 
 def in_layers(
-    name: str, specs: Sequence[tuple[Pipeline, dg.AssetSpec]], build: Callable[..., Any]
+    name: str, specs: Sequence[tuple[ListedPipeline, dg.AssetSpec]], build: Callable[..., Any]
 ) -> list[Any]:
     """Build one definition of `specs`; further ones for keys that Dagster cannot tell apart.
 

@@ -17,7 +17,7 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import Endpoint, ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.sensor import SensorOptions
 from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.state import MemoryStore
@@ -45,7 +45,7 @@ print(json.dumps([usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))
 def listed(count: int) -> PipelineList:
     """Pipelines from a topic of their own to tables that two of them write."""
     pipelines = tuple(
-        Pipeline(
+        ListedPipeline(
             f"pl_{number}/job_{number}",
             (f"orders-{number}",),
             managed=bool(number % 2),

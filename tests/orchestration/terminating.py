@@ -20,7 +20,7 @@ from dagster._grpc.impl import core_execute_run
 from dagster._utils.interrupts import capture_interrupts
 
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.storage.remote.open import open_store
@@ -106,7 +106,7 @@ _SETTINGS: list[Setting] = []
 
 def definitions(store: ArroyoStateStore, *roots: str) -> dg.Definitions:
     """The definitions of managed pipelines."""
-    listed = tuple(Pipeline(root, tuple(root.split("/")), managed=True) for root in roots)
+    listed = tuple(ListedPipeline(root, tuple(root.split("/")), managed=True) for root in roots)
     return build_arroyo_definitions(
         store,
         pipelines=PipelineList(store.checkpoint_url, listed),

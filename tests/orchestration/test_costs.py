@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.state.planning.polling import Requests
 from arroyo_dagster.state.storage import Counting
@@ -44,7 +44,7 @@ def jobs(deployed: Deployment) -> list[Written]:
     for job in jobs:
         job.epochs(3)
     roots = {str(job.paths.root): job.paths.root.split("/") for job in jobs}
-    managed = [Pipeline(root, tuple(key), managed=True) for root, key in roots.items()]
+    managed = [ListedPipeline(root, tuple(key), managed=True) for root, key in roots.items()]
     listed = PipelineList(
         deployed.store.url, tuple(managed), {one.root: one.key for one in managed}
     )

@@ -17,7 +17,11 @@ from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.lineage import Lineage
 from arroyo_dagster.orchestration.pipelines.listing import with_keys
-from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import (
+    LineageEndpoint,
+    ListedPipeline,
+    PipelineList,
+)
 from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.translator import (
     EVERY_PIPELINE,
@@ -42,16 +46,16 @@ class Prefixed(DagsterArroyoTranslator):
         return named.merge_attributes(tags={"tier": "one"})
 
 
-def pipeline(root: str, key: tuple[str, ...] | None = None, **fields: Any) -> Pipeline:
+def pipeline(root: str, key: tuple[str, ...] | None = None, **fields: Any) -> ListedPipeline:
     """A managed pipeline."""
-    return Pipeline(root, key or tuple(root.split("/")), **{"managed": True, **fields})
+    return ListedPipeline(root, key or tuple(root.split("/")), **{"managed": True, **fields})
 
 
-def listed(*pipelines: Pipeline) -> PipelineList:
+def listed(*pipelines: ListedPipeline) -> PipelineList:
     return PipelineList("memory://x", pipelines, {one.root: one.key for one in pipelines})
 
 
-def built(*pipelines: Pipeline, **given: Any) -> dg.Definitions:
+def built(*pipelines: ListedPipeline, **given: Any) -> dg.Definitions:
     """The definitions of these pipelines, with all assets."""
     given = {"mode": "maintain", "pipelines": listed(*pipelines), **given}
     defs = build_arroyo_definitions("memory://x", **given)

@@ -15,7 +15,7 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.requests import MAINTENANCE_TAG
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "operate" / "deployment.md"
@@ -27,7 +27,7 @@ OTHERS = ("verify", "fleet")
 
 def tags_of(deployment: str, *jobs: str) -> list[Mapping[str, str]]:
     """The tags of runs of these jobs of a deployment."""
-    pipeline = Pipeline("p/main", ("p", "main"), managed=True)
+    pipeline = ListedPipeline("p/main", ("p", "main"), managed=True)
     listed = PipelineList("memory://limits", (pipeline,), {pipeline.root: pipeline.key})
     window = MaintenanceWindow(jobs=["payments/job"], between="02:00-04:00")
     defs = build_arroyo_definitions(

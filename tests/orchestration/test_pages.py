@@ -9,7 +9,7 @@ import click
 import pytest
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.translator import TABLES, ArroyoAssetProps
 from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator as Translator
 
@@ -34,7 +34,7 @@ def parsed(words: list[str]) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_commands_in_an_asset_s_description_exist(table: str) -> None:
-    pipeline = Pipeline(root="words/main", key=("words", "main"))
+    pipeline = ListedPipeline(root="words/main", key=("words", "main"))
     spec = Translator().get_asset_spec(ArroyoAssetProps(table=table, pipeline=pipeline))
     for words in commands_of(spec.description):
         parsed(words)

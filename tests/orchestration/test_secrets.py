@@ -20,7 +20,7 @@ from arroyo_dagster.orchestration.definitions import (
 )
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, OrphansConfig
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
@@ -105,8 +105,8 @@ def _definitions(resource: ArroyoStateStore, *, listed: bool = False) -> dg.Defi
     pipelines = PipelineList(
         "s3://of/the-list",
         (
-            Pipeline(KEY, ("words", "main"), managed=True),
-            Pipeline("words/other", ("words", "other"), managed=False),
+            ListedPipeline(KEY, ("words", "main"), managed=True),
+            ListedPipeline("words/other", ("words", "other"), managed=False),
         ),
     )
     return build_arroyo_definitions(

@@ -63,7 +63,7 @@ import dagster as dg
 from arroyo_dagster.orchestration import MaintenanceOptions, OrphansConfig
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 
 defs = build_arroyo_definitions(
@@ -79,7 +79,9 @@ defs = build_arroyo_definitions(
         arroyo_api_token=dg.EnvVar("CANARY_API"),
     ),
     mode="maintain",
-    pipelines=PipelineList("s3://list", (Pipeline("words/main", ("words", "main"), managed=True),)),
+    pipelines=PipelineList(
+        "s3://list", (ListedPipeline("words/main", ("words", "main"), managed=True),)
+    ),
     options=ArroyoOptions(
         spark=SparkSessionResource(
             conf={{"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("CANARY_SPARK")}},

@@ -21,7 +21,11 @@ from arroyo_dagster.orchestration.pipelines.listing import (
     gone_names,
     merged,
 )
-from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import (
+    LineageEndpoint,
+    ListedPipeline,
+    PipelineList,
+)
 from arroyo_dagster.orchestration.pipelines.names import (
     group_names,
     key_part,
@@ -169,7 +173,7 @@ KEYS = st.sets(st.sampled_from([(name,) for name in "uvwxyz"]), max_size=3)
 @given(st.lists(st.tuples(KEYS, KEYS), max_size=6), st.randoms())
 def test_edges_have_no_cycle_and_depend_on_no_order(ends: list, random) -> None:
     pipelines = [
-        Pipeline(
+        ListedPipeline(
             str(number),
             (str(number),),
             sources=tuple(LineageEndpoint(key, "source_t_0") for key in sorted(sources)),

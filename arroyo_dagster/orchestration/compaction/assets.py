@@ -19,7 +19,7 @@ from arroyo_dagster.orchestration.compaction.rendering import (
     plan_metadata,
     rewrite_metadata,
 )
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, WaitingError, serve
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
 from arroyo_dagster.orchestration.translator import (
@@ -65,7 +65,9 @@ class CompactionConfig(settings_config(CompactionSettings), BoundsConfig):  # ty
         return settings
 
 
-def build_compacted_state(names: Names, pipelines: Sequence[Pipeline]) -> list[dg.AssetsDefinition]:
+def build_compacted_state(
+    names: Names, pipelines: Sequence[ListedPipeline]
+) -> list[dg.AssetsDefinition]:
     """Build the asset of each pipeline's merged files, made by one step."""
     specs = [
         (
@@ -80,7 +82,7 @@ def build_compacted_state(names: Names, pipelines: Sequence[Pipeline]) -> list[d
 
 
 def _assets(
-    names: Names, op: str, layer: Sequence[tuple[Pipeline, dg.AssetSpec]]
+    names: Names, op: str, layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]]
 ) -> dg.AssetsDefinition:
     keys = {spec.key: pipeline for pipeline, spec in layer}
 
@@ -301,7 +303,7 @@ _NEXT_STEPS: Mapping[JobCondition, str] = {
 }
 
 
-def _not_now(asked: "JobDirectory", outcome: RewriteOutcome, pipeline: Pipeline) -> str:
+def _not_now(asked: "JobDirectory", outcome: RewriteOutcome, pipeline: ListedPipeline) -> str:
     """Return why nothing was done of what there was to do, and what would let it be done.
 
     Raises:

@@ -18,7 +18,7 @@ from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, mi
 from arroyo_dagster.orchestration.compaction.rendering import format_rewrite, rewrite_metadata
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import MAINTENANCE_TAG, schedule_status
 from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve, unlisted_pipeline
 from arroyo_dagster.orchestration.settings import configured, setting_field
@@ -119,7 +119,7 @@ def _build_job(names: Names) -> dg.JobDefinition:
     return arroyo_windows
 
 
-def _key(names: Names, pipeline: Pipeline) -> dg.AssetKey | None:
+def _key(names: Names, pipeline: ListedPipeline) -> dg.AssetKey | None:
     """Return the asset that shows what a window does; None = the definitions do not know the job.
 
     A job may be named without its pipeline.

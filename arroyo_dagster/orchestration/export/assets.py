@@ -9,7 +9,7 @@ import dagster as dg
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import resolve_variables
@@ -55,7 +55,7 @@ def build_exports(
         for pipeline in names.pipelines.pipelines
     }
     covered = {pipeline: found for pipeline, found in covered.items() if found}
-    specs, by_key = list[tuple[Pipeline, dg.AssetSpec]](), dict[dg.AssetKey, TableExport]()
+    specs, by_key = list[tuple[ListedPipeline, dg.AssetSpec]](), dict[dg.AssetKey, TableExport]()
     for pipeline, found in covered.items():
         for export in found:
             deps = [names.key(CHECKPOINT, pipeline), *_states(pipeline, export, graphs)]
@@ -91,7 +91,7 @@ def build_exports(
 
 
 def _states(
-    pipeline: Pipeline, export: TableExport, graphs: Sequence[SdfGraph]
+    pipeline: ListedPipeline, export: TableExport, graphs: Sequence[SdfGraph]
 ) -> Iterator[dg.AssetKey]:
     """Yield the assets of the states that are exported."""
     for graph in graphs:
@@ -104,7 +104,7 @@ def _states(
 def _assets(
     names: Names,
     op: str,
-    layer: Sequence[tuple[Pipeline, dg.AssetSpec]],
+    layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]],
     by_key: Mapping[dg.AssetKey, TableExport],
     private: PrivateColumns,
 ) -> dg.AssetsDefinition:
@@ -115,7 +115,7 @@ def _assets(
         required_resource_keys=names.resources,
     )
     def exported_state(context: dg.AssetExecutionContext, config: BoundsConfig) -> Any:
-        wanted: dict[Pipeline, list[dg.AssetKey]] = {}
+        wanted: dict[ListedPipeline, list[dg.AssetKey]] = {}
         for pipeline, spec in layer:
             if spec.key in context.selected_asset_keys:
                 wanted.setdefault(pipeline, []).append(spec.key)
@@ -165,7 +165,9 @@ def _resolved(export: TableExport) -> TableExport:
     return replace(export, to=replace(to, options=options, catalog=catalog))
 
 
-def _due(covered: Mapping[Pipeline, Sequence[TableExport]], tools: Tools) -> list[Pipeline]:
+def _due(
+    covered: Mapping[ListedPipeline, Sequence[TableExport]], tools: Tools
+) -> list[ListedPipeline]:
     """Return the pipelines of which the newest epoch is not exported everywhere.
 
     A pipeline or target that cannot be read counts as due: the run says what is wrong.
@@ -176,7 +178,7 @@ def _due(covered: Mapping[Pipeline, Sequence[TableExport]], tools: Tools) -> lis
 
     state = open_state(tools.store.reading())
 
-    def is_due(pipeline: Pipeline) -> bool:
+    def is_due(pipeline: ListedPipeline) -> bool:
         job = StateJob(state, pipeline.paths)
         try:
             return any(export_is_due(_resolved(one), job) for one in covered[pipeline])

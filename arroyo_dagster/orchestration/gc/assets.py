@@ -18,7 +18,7 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import (
     BoundsConfig,
     Tools,
@@ -138,7 +138,7 @@ def _asked(
 
 
 def build_epoch_expiry(
-    names: Names, pipelines: Sequence[Pipeline], compacted: Sequence[Pipeline]
+    names: Names, pipelines: Sequence[ListedPipeline], compacted: Sequence[ListedPipeline]
 ) -> list[dg.AssetsDefinition]:
     """Build the asset of each pipeline's kept epochs, made by one step.
 
@@ -156,7 +156,7 @@ def build_epoch_expiry(
 
 
 def _assets(
-    names: Names, op: str, layer: Sequence[tuple[Pipeline, dg.AssetSpec]]
+    names: Names, op: str, layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]]
 ) -> dg.AssetsDefinition:
     keys = {spec.key: pipeline for pipeline, spec in layer}
 
@@ -382,7 +382,7 @@ def _root_events(
 
 def _allowed(
     kind: PlanKind, config: GcRunConfig, tools: Tools
-) -> "tuple[list[Pipeline], dict[str, str]]":
+) -> "tuple[list[ListedPipeline], dict[str, str]]":
     """Return the jobs that may be collected, and why others may not.
 
     Of orphans: managed jobs, and Arroyo jobs with a sufficient source of their status. Of dead

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
 from arroyo_dagster.orchestration.pipelines.names import Key, key_part
 from arroyo_dagster.orchestration.pipelines.sql import SqlTables, tables_of
 from arroyo_dagster.redaction import HIDDEN, redact_url
@@ -151,7 +151,7 @@ def _ends_of_sql(tables: SqlTables) -> list[End]:
     ]
 
 
-def ends_of_endpoints(pipeline: Pipeline) -> tuple[End, ...]:
+def ends_of_endpoints(pipeline: ListedPipeline) -> tuple[End, ...]:
     """Return the sources and sinks that a list knows of an Arroyo job, to name them anew."""
     ends = (
         (_end(endpoint.operator), endpoint.connector)
@@ -257,7 +257,7 @@ class LineageEdges:
     left_out: Mapping[str, tuple[Key, ...]]
 
 
-def without_cycles(pipelines: Iterable[Pipeline]) -> LineageEdges:
+def without_cycles(pipelines: Iterable[ListedPipeline]) -> LineageEdges:
     """Return the edges of pipelines; Dagster refuses cycles, so edges that close one are left out.
 
     Which ones depends on the pipelines alone: the edges are added in the order of the keys of the

@@ -20,7 +20,7 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     ends_of_endpoints,
     ends_of_managed,
 )
-from arroyo_dagster.orchestration.pipelines.model import Pipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.pipelines.names import Key, is_key_of, key_part, with_id
 from arroyo_dagster.orchestration.pipelines.sql import without_secrets
 
@@ -126,7 +126,7 @@ def merged(
     names = {root: _utf8(facts.get(root, NO_FACTS).name) for root in listed}
     keys = with_keys(before.keys, names)
     known = dict(before.by_root) | {
-        root: Pipeline(root, keys[root], name if is_key_of(keys[root][-1], name) else None)
+        root: ListedPipeline(root, keys[root], name if is_key_of(keys[root][-1], name) else None)
         for root, name in names.items()
         if root not in before.by_root
     }
@@ -141,7 +141,7 @@ def merged(
     )
 
 
-def gone_names(pipeline: Pipeline) -> set[str]:
+def gone_names(pipeline: ListedPipeline) -> set[str]:
     """Return the texts by which a user may call a pipeline that is gone."""
     names = {pipeline.root, "/".join(pipeline.key), pipeline.name, pipeline.current_name}
     return {name for name in names if name}
@@ -160,7 +160,7 @@ def with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict
     return keys
 
 
-def _with_facts(pipeline: Pipeline, facts: Facts) -> Pipeline:
+def _with_facts(pipeline: ListedPipeline, facts: Facts) -> ListedPipeline:
     sql = pipeline.sql if facts.sql is None else _utf8(without_secrets(facts.sql))
     name = _utf8(facts.name) or pipeline.current_name
     new, newest = replace(pipeline, current_name=name, sql=sql), facts.newest
@@ -305,7 +305,7 @@ def _answers(
 
 
 def _why_deleted(
-    pipeline: Pipeline, answers: Mapping[str, JobAnswer], shown: JobListing
+    pipeline: ListedPipeline, answers: Mapping[str, JobAnswer], shown: JobListing
 ) -> str | None:
     """Return the proof that Arroyo has deleted a pipeline whose state is not on the store.
 
@@ -333,7 +333,7 @@ def _read(
     store: ObjectStore,
     shown: JobListing,
     roots: Iterable[str],
-    known: Mapping[str, Pipeline],
+    known: Mapping[str, ListedPipeline],
     until: float,
 ) -> tuple[dict[str, EpochEnds], list[str]]:
     """Read the newest epochs that the last list has not read, as far as time allows.
@@ -364,7 +364,7 @@ def _read(
 
 
 def _newest(
-    store: ObjectStore, root: str, shown: JobListing, known: Pipeline | None
+    store: ObjectStore, root: str, shown: JobListing, known: ListedPipeline | None
 ) -> EpochEnds | None:
     """Read the newest epoch; None if there is none, or it is the one that is known."""
     from arroyo_dagster.state.metadata.reader import BackendReader

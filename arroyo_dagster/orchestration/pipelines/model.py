@@ -41,7 +41,7 @@ class LineageEndpoint:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ListedPipeline:
     """A pipeline: one job of Arroyo or of this package.
 
     Attributes:
@@ -87,7 +87,7 @@ class PipelineList:
     """
 
     url: str
-    pipelines: tuple[Pipeline, ...] = ()
+    pipelines: tuple[ListedPipeline, ...] = ()
     keys: Mapping[str, Key] = field(default_factory=dict)
     listed_at_micros: int = 0
     problem: str | None = None
@@ -95,7 +95,7 @@ class PipelineList:
     notes: tuple[str, ...] = ()
 
     @cached_property
-    def by_root(self) -> Mapping[str, Pipeline]:
+    def by_root(self) -> Mapping[str, ListedPipeline]:
         """The pipelines by their roots."""
         return {pipeline.root: pipeline for pipeline in self.pipelines}
 
@@ -147,8 +147,8 @@ def _check(found: PipelineList, fields: Fields) -> None:
         raise fields.wrong("keys", "another key for each root", sorted(found.keys))
 
 
-def _pipeline(fields: Fields) -> Pipeline:
-    pipeline = Pipeline(
+def _pipeline(fields: Fields) -> ListedPipeline:
+    pipeline = ListedPipeline(
         root=fields.text("root"),
         key=_key(fields, "key"),
         name=fields.optional_text("name"),

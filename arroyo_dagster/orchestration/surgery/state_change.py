@@ -14,7 +14,7 @@ from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.compaction.assets import published_events
 from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import maintenance_tags
 from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve
 from arroyo_dagster.orchestration.settings import configured, setting_field
@@ -103,7 +103,7 @@ def build_change(
         if not pipeline.managed
     ]
 
-    def build(op: str, layer: list[tuple[Pipeline, dg.AssetSpec]]) -> dg.AssetsDefinition:
+    def build(op: str, layer: list[tuple[ListedPipeline, dg.AssetSpec]]) -> dg.AssetsDefinition:
         @dg.multi_asset(
             name=op,
             specs=[spec for _, spec in layer],

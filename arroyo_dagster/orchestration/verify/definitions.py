@@ -16,7 +16,7 @@ from arroyo_dagster.orchestration.check_results import (
     report,
 )
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
 from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, Work, serve
 from arroyo_dagster.orchestration.translator import (
@@ -75,7 +75,7 @@ def build_verify(
 ) -> dg.Definitions:
     """Build the checks `restorable` and `healthy` of each pipeline, the job and its schedule."""
 
-    def due(tools: Tools, instance: dg.DagsterInstance) -> list[Pipeline]:
+    def due(tools: Tools, instance: dg.DagsterInstance) -> list[ListedPipeline]:
         return due_pipelines(names, tools, instance, options)
 
     @dg.op(
@@ -90,9 +90,9 @@ def build_verify(
             wanted = [*map(names.find, config.pipelines)] or due(tools, context.instance)
             last = _last(names, context.instance, wanted)
         # Every pipeline that is due comes first; a level that reads all rows takes what is left.
-        passed: list[Pipeline] = []
+        passed: list[ListedPipeline] = []
         work = _work(names, context, options, last, 1, passed)
-        failures, audits = [], list[Pipeline]()
+        failures, audits = [], list[ListedPipeline]()
         try:
             yield from serve(context, wanted, work, config, tools)
         except dg.Failure as failure:
@@ -149,7 +149,7 @@ def build_verify(
 def _checks(
     names: Names,
     op: str,
-    layer: Sequence[tuple[Pipeline, dg.AssetSpec]],
+    layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]],
     options: VerifyOptions,
 ) -> dg.AssetChecksDefinition:
     """Build the checks as one step, which a user runs from a page of Dagster."""
@@ -171,7 +171,7 @@ def _checks(
         name=op, specs=specs, can_subset=True, required_resource_keys=names.resources
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        wanted: dict[Pipeline, list[str]] = {}
+        wanted: dict[ListedPipeline, list[str]] = {}
         for check in context.selected_asset_check_keys:
             wanted.setdefault(by_key[check.asset_key], []).append(check.name)
         instance = context.instance
@@ -198,9 +198,9 @@ def _work(
     names: Names,
     context: dg.OpExecutionContext,
     options: VerifyOptions,
-    last: Mapping[tuple[Pipeline, str], LastResult],
+    last: Mapping[tuple[ListedPipeline, str], LastResult],
     level: int,
-    passed: list[Pipeline],
+    passed: list[ListedPipeline],
 ) -> Work:
     """Return what verifies one pipeline of a run, and records the verdicts to report.
 
@@ -233,8 +233,8 @@ def _work(
 
 
 def _last(
-    names: Names, instance: dg.DagsterInstance, pipelines: Sequence[Pipeline]
-) -> dict[tuple[Pipeline, str], LastResult]:
+    names: Names, instance: dg.DagsterInstance, pipelines: Sequence[ListedPipeline]
+) -> dict[tuple[ListedPipeline, str], LastResult]:
     keys = {
         dg.AssetCheckKey(names.key(CHECKPOINT, pipeline), name): (pipeline, name)
         for pipeline in pipelines
@@ -250,7 +250,7 @@ def audit_is_due(last: LastResult | None, options: VerifyOptions) -> bool:
 
 def due_pipelines(
     names: Names, tools: Tools, instance: dg.DagsterInstance, options: VerifyOptions
-) -> list[Pipeline]:
+) -> list[ListedPipeline]:
     """Return the pipelines to verify now, those that wait longest first: without a verdict, with
     another listing than at the last one, or not verified at level 4 for `audit_after`.
 
@@ -262,7 +262,7 @@ def due_pipelines(
     store, now = tools.store.reading(), wall_clock() / 1e6
     last = _last(names, instance, names.pipelines.pipelines)
 
-    def age(pipeline: Pipeline) -> float | None:
+    def age(pipeline: ListedPipeline) -> float | None:
         """The age of the verdict; None if it is not due."""
         before = last.get((pipeline, RESTORABLE))
         if before is None:

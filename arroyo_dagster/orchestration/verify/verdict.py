@@ -17,7 +17,7 @@ from arroyo_dagster.orchestration.check_results import (
     check_result,
     format_verdict,
 )
-from arroyo_dagster.orchestration.pipelines.model import Pipeline
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import Turn
 from arroyo_dagster.orchestration.translator import CHECKPOINT, HEALTHY, RESTORABLE, Names
 from arroyo_dagster.state.model.clock import wall_clock
@@ -157,7 +157,7 @@ def _fingerprint(text: Any) -> Any:
     return EpochFingerprint(epoch, {name: tuple(one) for name, one in operators.items()})
 
 
-def _changed(pipeline: Pipeline, epoch: int, operator: str) -> Finding:
+def _changed(pipeline: ListedPipeline, epoch: int, operator: str) -> Finding:
     return error(
         "file-changed",
         pipeline.root,
@@ -168,7 +168,7 @@ def _changed(pipeline: Pipeline, epoch: int, operator: str) -> Finding:
     )
 
 
-def _missing(pipeline: Pipeline, problem: ArroyoStateError, remains: bool) -> Finding:
+def _missing(pipeline: ListedPipeline, problem: ArroyoStateError, remains: bool) -> Finding:
     if remains:
         return warning(
             "no-epoch",

@@ -13,7 +13,7 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     mapped,
     without_cycles,
 )
-from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Pipeline
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
 from arroyo_dagster.orchestration.pipelines.names import Key
 from arroyo_dagster.orchestration.pipelines.sql import tables_of, without_secrets
 from arroyo_dagster.state import TableName, global_table_config
@@ -165,8 +165,8 @@ def test_users_name_sources_otherwise_or_leave_them_out() -> None:
         mapped(ENDS, {"kafka/a": "/lake"})
 
 
-def pipeline(root: str, reads: str, writes: str) -> Pipeline:
-    return Pipeline(
+def pipeline(root: str, reads: str, writes: str) -> ListedPipeline:
+    return ListedPipeline(
         root,
         (root,),
         sources=tuple(LineageEndpoint((name,), f"source_{name}_0") for name in reads),
