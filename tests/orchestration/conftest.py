@@ -10,16 +10,16 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration import failures
-from arroyo_dagster.orchestration.catalog.sensor import SensorOptions
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration import serving
+from arroyo_dagster.orchestration.check_results import LastResult, last_results
+from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import InProcessRunner
 from arroyo_dagster.state.storage import MemoryStore
 from arroyo_dagster.state.storage.store import ObjectStore
 from tests.jobs import run_word_job
 from tests.orchestration.quick_storage import kept_engines
-from tests.orchestration.results import JOB, KEY
+from tests.orchestration.results import JOB
 
 _NUMBERS = itertools.count()
 _WRAPPED: dict[str, ObjectStore] = {}
@@ -36,84 +36,102 @@ class Deployment:
     """A memory store, its definitions, and an instance of Dagster."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
-        name = f"deployment-{next(_NUMBERS)}"
-        self.store = MemoryStore(name)
-        self.catalogue = MemoryStore(f"{name}-catalogue")
-        self.resource = WrappedStore(
-            checkpoint_url=self.store.url, catalogue_url=self.catalogue.url
-        )
+        self.store = MemoryStore(f"deployment-{next(_NUMBERS)}")
+        self.resource = WrappedStore(checkpoint_url=self.store.url)
         self.instance = instance
         self.cursor: str | None = None
+        self._given: dict[str, Any] = {"mode": "maintain"}
+        self._options: dict[str, Any] = {"runner": InProcessRunner()}
         self.build()
 
-    def build(self, **options: Any) -> None:
-        """Build the definitions."""
-        self.defs = build_arroyo_definitions(self.resource, **options)
+    def build(self, **given: Any) -> None:
+        """Build the definitions anew: arguments of `build_arroyo_definitions`, or its options.
+
+        What was given before stays.
+        """
+        fields = ArroyoOptions.__dataclass_fields__
+        self._options |= {name: value for name, value in given.items() if name in fields}
+        self._given |= {name: value for name, value in given.items() if name not in fields}
+        options = ArroyoOptions(**self._options)
+        self.defs = build_arroyo_definitions(self.resource, options=options, **self._given)
+        self.repository = self.defs.get_repository_def()
 
     def wrap(self, wrapper: Callable[[ObjectStore], Any]) -> Any:
         """Let everything look through a wrapper around the store."""
         _WRAPPED[self.store.url] = wrapper(self.store)
         return _WRAPPED[self.store.url]
 
-    def evaluate(self, options: SensorOptions | None = None) -> dg.SensorResult:
-        """Evaluate the sensor; nothing of it is kept, as if the daemon died before."""
-        if options is not None:
-            self.build(sensor=options)
-        sensor = self.defs.resolve_sensor_def("arroyo_checkpoint_sensor")
+    def evaluate(self, name: str = "arroyo_checkpoint_sensor") -> Any:
+        """Evaluate a sensor; nothing of it is kept, as if the daemon died before."""
         with dg.build_sensor_context(
-            instance_ref=self.instance.get_ref(),
+            instance=self.instance,
             definitions=self.defs,
             cursor=self.cursor,
-            resources={"arroyo_store": self.resource},
+            resources=self.defs.resources,
         ) as context:
-            return sensor.evaluate_tick(context)  # type: ignore[return-value]
+            return self.defs.resolve_sensor_def(name).evaluate_tick(context)
 
     def keep(self, result: Any, events: int | None = None) -> None:
-        """Store a tick as the daemon does: events, partitions, cursor; or only some events."""
+        """Store a tick as the daemon does: events, then the cursor; or only some events."""
         for event in result.asset_events[:events]:
             self.instance.report_runless_asset_event(event)
-        if events is not None:
-            return
-        for request in result.dynamic_partitions_requests or []:
-            self.instance.add_dynamic_partitions("arroyo_jobs", list(request.partition_keys))
-        self.cursor = result.cursor or self.cursor
+        if events is None:
+            self.cursor = result.cursor or self.cursor
 
-    def tick(self, options: SensorOptions | None = None) -> dict[str, list[str]]:
-        """One whole tick: the data versions told, by job."""
-        result = self.evaluate(options)
+    def tick(self) -> dict[str, str]:
+        """One whole tick over the pipelines that there are now: the data versions told, by key."""
+        self.build()
+        result = self.evaluate()
         self.keep(result)
         return told(result)
 
-    def run(self, job: str, partition: str | None = None, **options: Any) -> Any:
-        """Run a job of the definitions in this process."""
+    def run(self, job: str, *tables: str, **options: Any) -> Any:
+        """Run a job of the definitions in this process, or only assets of it, by their keys."""
         options.setdefault("raise_on_error", False)
+        keys = [dg.AssetKey(["arroyo", *table.split("/")]) for table in tables] or None
         found = self.defs.resolve_job_def(job)
-        return found.execute_in_process(instance=self.instance, partition_key=partition, **options)
+        return found.execute_in_process(instance=self.instance, asset_selection=keys, **options)
 
     def due(self, schedule: str) -> Any:
         """Evaluate a schedule of the definitions."""
-        with (
-            dg.build_schedule_context(
-                instance=self.instance,
-                scheduled_execution_time=dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC),
-                repository_def=self.defs.get_repository_def(),
-                resources={"arroyo_store": self.resource},
-            ) as context,
-            dg.partition_loading_context(dynamic_partitions_store=self.instance),
-        ):
+        with dg.build_schedule_context(
+            instance=self.instance,
+            scheduled_execution_time=dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC),
+            repository_def=self.repository,
+            resources=self.defs.resources,
+        ) as context:
             return self.defs.resolve_schedule_def(schedule).evaluate_tick(context)
 
-    @property
-    def keys(self) -> list[str]:
-        return sorted(self.instance.get_dynamic_partitions("arroyo_jobs"))
+    def launch_due(self, schedule: str) -> Any:
+        """Evaluate a schedule, and run the run that it requests; None = it requests none."""
+        name = schedule.removesuffix("_schedule")
+        requests = self.due(schedule).run_requests
+        if not requests:
+            return None
+        (request,) = requests
+        found = self.defs.resolve_job_def(name)
+        return found.execute_in_process(
+            instance=self.instance,
+            run_config=request.run_config,
+            asset_selection=request.asset_selection,
+            raise_on_error=False,
+        )
+
+    def check(self, pipeline: str, name: str) -> LastResult | None:
+        """The last result of a check of a pipeline, or of the fleet, as Dagster shows it."""
+        table = "fleet" if name == "every_pipeline_known" else f"{pipeline}/checkpoint"
+        key = dg.AssetCheckKey(dg.AssetKey(["arroyo", *table.split("/")]), name)
+        return last_results(self.instance, [key]).get(key)
 
 
-def told(result: Any) -> dict[str, list[str]]:
-    """The data versions of a tick's events, by partition."""
-    found: dict[str, list[str]] = {}
+def told(result: Any) -> dict[str, str]:
+    """The data version of each event of a tick, by the key of its pipeline."""
+    versions = {}
     for event in result.asset_events:
-        found.setdefault(event.partition, []).append(event.tags["dagster/data_version"])
-    return found
+        key = "/".join(event.asset_key.path[1:-1])
+        assert key not in versions, "a pipeline has one event a tick"
+        versions[key] = event.tags["dagster/data_version"]
+    return versions
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -132,15 +150,13 @@ def _shared_instance() -> Iterator[dg.DagsterInstance]:
 def instance(_shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstance]:
     """An instance on disk, as good as new: making one takes a second."""
     yield _shared_instance
-    _shared_instance.wipe_assets(list(_shared_instance.all_asset_keys()))
-    for key in _shared_instance.get_dynamic_partitions("arroyo_jobs"):
-        _shared_instance.delete_dynamic_partition("arroyo_jobs", key)
+    _shared_instance.wipe()
 
 
 @pytest.fixture
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry failed steps without the wait that outlasts a lease."""
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
+    """Serve pipelines again without the wait that outlasts a lease."""
+    monkeypatch.setattr(serving, "_AGAIN_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -150,8 +166,7 @@ def deployed(instance: dg.DagsterInstance) -> Deployment:
 
 @pytest.fixture
 def at_rest(deployed: Deployment) -> Deployment:
-    """A deployment with a job at rest: eight epochs of small files, and its partition."""
+    """A deployment with a job at rest: eight epochs of small files."""
     run_word_job(deployed.store, **JOB, max_epochs=8)
-    deployed.build(runner=InProcessRunner())
-    deployed.instance.add_dynamic_partitions("arroyo_jobs", [KEY])
+    deployed.build()
     return deployed
