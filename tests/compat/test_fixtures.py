@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
 )
-from arroyo_dagster.state.planning.restore.recovery import Restore, resolve
+from arroyo_dagster.state.planning.restore.recovery import Restore, resolve_with
 from arroyo_dagster.state.storage import Counting
 from tests.compat.arroyo import ARCHIVES, description, unpack
 from tests.shares import Share, share_or_all
@@ -250,11 +250,7 @@ def test_the_next_start_of_a_leader_would_restore_the_newest_epoch(root: Root) -
         asked: Callable[[StatePath], Any] = MetadataReader(root.store, paths).fact
         fence = asked(paths.current_generation)
         starting = fence.worker_generation + 1
-        facts: dict[StatePath, Any] = {}
-        while hasattr(
-            found := resolve(paths, starting, facts, now_micros=0, as_arroyo=True), "path"
-        ):
-            facts[found.path] = asked(found.path)
+        found = resolve_with(asked, paths, starting, {}, as_arroyo=True)
         assert isinstance(found, Restore)
         assert (found.manifest.epoch, found.replay_commit) == (job["epochs"][-1]["epoch"], False)
 
