@@ -77,7 +77,7 @@ def cached(home: Path) -> Path:
     ("wrapper", "given", "reason"),
     [
         (Down, {}, "the store is down"),
-        (lambda store: Slow(store, 0.5), {"list_within": 0.05}, "took too long"),
+        (lambda store: Slow(store, 0.5), {"list_within": 0.05}, "was not done in time"),
         (emptied, {}, "the listing"),
     ],
 )
