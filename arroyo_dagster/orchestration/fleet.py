@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -330,8 +330,6 @@ def _row(age: "JobAge", state: str, finding: Finding | None, note: str | None = 
 
 
 def _with_amounts(row: _Row, amounts: tuple[int | None, int | None] | None) -> _Row:
-    from dataclasses import replace
-
     if amounts is None:
         return row
     files, size_bytes = amounts

@@ -449,8 +449,9 @@ class _Pool:
         except (WaitingError, dg.Failure, ArroyoStateError) as error:
             served.error = error
         except Exception as error:  # a mistake in this package must not stop other pipelines
-            # Not the chain: causes hold what servers answered, which may repeat a secret.
-            turn.log.error(redact_text(traceback.format_exc(chain=False)))
+            turn.log.error(
+                redact_text(traceback.format_exc(chain=False))
+            )  # causes may hold secrets
             served.error = error
         served.seconds = time.monotonic() - began
         return served

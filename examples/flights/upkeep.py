@@ -97,14 +97,14 @@ class Upkeep:
         found = []
         for key in sorted(self._definitions.resolve_all_asset_keys()):
             event = self._instance.get_latest_materialization_event(key)
-            if key.path[0] != "sdf" or key.path[2] != "state" or event is None:
+            if key.path[0] != "sdf" or key.path[3] != "state" or event is None:
                 continue
             assert event.asset_materialization is not None
             said = {name: one.value for name, one in event.asset_materialization.metadata.items()}
             rows = said["first rows"].records if "first rows" in said else []
             first = [f"{name} {value}" for name, value in rows[0].data.items()] if rows else []
             shown = ", ".join(one for one in first if not one.startswith("_updated_at"))
-            name = " / ".join([key.path[1], *key.path[3:]])
+            name = " / ".join([".".join(key.path[1:3]), *key.path[4:]])
             found.append(Shown(name, said["dagster/row_count"], said["sdf/epoch"], shown))
         return found
 

@@ -18,8 +18,8 @@ PROJECT = Path(__file__).parents[2]
 PATIENCE_SECONDS = 240.0
 CHECKPOINTS = """{ assetNodes(assetKeys: [{path: ["arroyo", "flights", "live", "checkpoint"]}]) {
   assetMaterializations(limit: 1) { timestamp } } }"""
-STATE = """{ assetNodes(assetKeys: [{path: ["sdf", "examples.flights", "state", "punctuality",
-  "on-time"]}]) { assetMaterializations(limit: 1) { timestamp } } }"""
+STATE = """{ assetNodes(assetKeys: [{path: ["sdf", "examples", "flights", "state",
+  "punctuality", "on-time"]}]) { assetMaterializations(limit: 1) { timestamp } } }"""
 
 
 def test_the_demo_ends_with_equal_tables_fewer_files_and_what_to_do_next() -> None:

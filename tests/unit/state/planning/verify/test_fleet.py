@@ -8,7 +8,7 @@ import pytest
 
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity
-from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent, root_finding
+from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
 
 SECOND = 1_000_000
 OLD = JobAge(job="old", epoch=4, finished_micros=10 * SECOND)
@@ -46,20 +46,3 @@ def test_a_broken_job_is_told_though_it_is_stopped() -> None:
     finding = recent(replace(OLD, condition=JobCondition.STOPPED, problem="does not decode"))
     assert finding is not None
     assert finding.severity is Severity.ERROR
-
-
-@pytest.mark.parametrize(
-    ("problem", "jobs", "known", "code"),
-    [
-        (None, 1, 0, None),
-        (None, 0, 0, "no-job"),
-        (None, 0, 3, "no-job"),
-        ("the root does not exist", 0, 3, "root-missing"),
-    ],
-)
-def test_a_root_without_a_job_is_no_pass(
-    problem: str | None, jobs: int, known: int, code: str | None
-) -> None:
-    finding = root_finding("s3://b/x", known, problem, jobs)
-    assert (finding.code if finding else None) == code
-    assert finding is None or ("3 jobs existed" in finding.evidence) is bool(known)
