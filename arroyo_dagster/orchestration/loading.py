@@ -5,7 +5,6 @@ assets than its code server. Whatever fails becomes the `problem` of the last li
 one, which `fleet` shows: the definitions load in any case.
 """
 
-import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -103,8 +102,8 @@ class _Loader(StateBackedDefinitionsLoader[str]):
 
     @property
     def defs_key(self) -> str:
-        url = hashlib.sha256(_display_url(self.source.store.checkpoint_url).encode()).hexdigest()
-        return f"arroyo_pipelines/{self.source.deployment or ''}/{url[:12]}"
+        url = _display_url(self.source.store.checkpoint_url)
+        return f"arroyo_pipelines/{self.source.deployment or ''}/{url}"
 
     def fetch_state(self) -> str:
         return self.source.listed().to_json()

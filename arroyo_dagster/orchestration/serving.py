@@ -448,10 +448,8 @@ class _Pool:
             pass  # the main thread raises its own
         except (WaitingError, dg.Failure, ArroyoStateError) as error:
             served.error = error
-        except Exception as error:  # a mistake in this package must not stop other pipelines
-            turn.log.error(
-                redact_text(traceback.format_exc(chain=False))
-            )  # causes may hold secrets
+        except Exception as error:  # a fault of ours stops no others; causes may hold secrets
+            turn.log.error(redact_text(traceback.format_exc(chain=False)))
             served.error = error
         served.seconds = time.monotonic() - began
         return served
