@@ -1,14 +1,14 @@
 """Verdicts as check results, and the last results of checks as the instance knows them."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from arroyo_dagster.orchestration.rendering import known, table
-from arroyo_dagster.state.planning.verify.findings import Finding, Verdict
+from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict
 
 FINDINGS, TABLE = "arroyo/findings", "Findings"
 """Metadata: how many findings, and their table; pages sort by name, capital letters first."""
@@ -41,6 +41,7 @@ def check_result(
     if severity is None:
         only_warnings = bool(verdict.findings) and not verdict.errors
         severity = dg.AssetCheckSeverity.WARN if only_warnings else dg.AssetCheckSeverity.ERROR
+    errors_first = sorted(verdict.findings, key=lambda item: item.severity is not Severity.ERROR)
     return dg.AssetCheckResult(
         check_name=name,
         asset_key=asset,
@@ -51,15 +52,11 @@ def check_result(
             {
                 "arroyo/looked_at": verdict.inspected,
                 FINDINGS: len(verdict.findings),
-                TABLE: table(map(_row, (*verdict.errors, *_others(verdict)))),
+                TABLE: table(map(_row, errors_first)),
                 **(metadata or {}),
             }
         ),
     )
-
-
-def _others(verdict: Verdict) -> Iterable[Finding]:
-    return (one for one in verdict.findings if one not in verdict.errors)
 
 
 def format_verdict(verdict: Verdict) -> str:

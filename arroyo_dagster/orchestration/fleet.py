@@ -128,13 +128,13 @@ def build_fleet(
             findings = [row.finding for row in rows if row.finding is not None]
             verdict = Verdict(findings=(*overview.root, *findings), inspected=max(1, len(rows)))
             pipelines = shown.counted(len(rows), "pipeline")
-            found = shown.counted(len(verdict.findings), "finding")
+            findings_text = shown.counted(len(verdict.findings), "finding")
             yield check_result(
                 verdict,
                 EVERY_PIPELINE,
                 spec.key,
                 passed=not verdict.findings,
-                description=f"{found}, {pipelines}: {format_verdict(verdict)}"
+                description=f"{findings_text}, {pipelines}: {format_verdict(verdict)}"
                 if verdict.findings
                 else f"{pipelines}, nothing to do",
             )
@@ -186,8 +186,9 @@ class _Overview:
             StorageError: the store failed.
         """
         there, hidden = self._listed()
-        known = {one.root for one in self._pipelines}
-        ages = {age.job: age for age in self._ages([one.paths for one in self._pipelines])}
+        roots = {pipeline.root for pipeline in self._pipelines}
+        jobs = [pipeline.paths for pipeline in self._pipelines]
+        ages = {age.job: age for age in self._ages(jobs)}
         last = self._last()
         waiting = self._waiting(waiting_limit)
         amounts = self._amounts()
@@ -198,7 +199,7 @@ class _Overview:
             waits, note = waiting.get(pipeline.root, (None, None))
             row = _row(ages[pipeline.root], state, finding or waits, note)
             rows.append(_with_amounts(row, amounts.get(pipeline.root)))
-        rows += [self._unknown(root) for root in sorted((there or set()) - known)]
+        rows += [self._unknown(root) for root in sorted((there or set()) - roots)]
         return sorted(rows, key=lambda row: row.rank)
 
     def _listed(self) -> tuple[set[str] | None, Any]:

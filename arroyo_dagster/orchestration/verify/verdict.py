@@ -136,11 +136,13 @@ def _restorable(
         return Verdict(findings=(_missing(turn.pipeline, problem, bool(objects)),)), metadata
     findings = list(job.verdict.findings)
     before = None if last is None else _fingerprint(last.metadata.get(FILES))
+    files = epoch_fingerprint(store, paths, job.epoch, objects)
     if before is not None and job.passed:  # an error says more
-        now_there = epoch_fingerprint(store, paths, before.epoch, objects)
+        now_there = files
+        if before.epoch != job.epoch:
+            now_there = epoch_fingerprint(store, paths, before.epoch, objects)
         changed = [] if now_there is None else before.changed(now_there)
         findings += [_changed(turn.pipeline, before.epoch, name) for name in changed]
-    files = epoch_fingerprint(store, paths, job.epoch, objects)
     metadata |= {
         "arroyo/epoch": int(job.epoch),
         FILES: None if files is None else json.dumps([files.epoch, files.operators]),
