@@ -13,7 +13,6 @@ from arroyo_dagster.orchestration.check_results import (
     LastResult,
     check_result,
     format_verdict,
-    last_results,
 )
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
@@ -34,6 +33,7 @@ from arroyo_dagster.orchestration.translator import (
     RESTORABLE,
     Names,
 )
+from arroyo_dagster.orchestration.verify.definitions import last_verdicts
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
@@ -189,7 +189,7 @@ class _Overview:
         roots = {pipeline.root for pipeline in self._pipelines}
         jobs = [pipeline.paths for pipeline in self._pipelines]
         ages = {age.job: age for age in self._ages(jobs)}
-        last = self._last()
+        last = last_verdicts(self._names, self._instance, self._pipelines)
         waiting = self._waiting(waiting_limit)
         amounts = self._amounts()
         rows = []
@@ -222,25 +222,16 @@ class _Overview:
         store = self._tools.store
         return job_ages(store.reading(), jobs, self._tools.directory.directory(store))
 
-    def _last(self) -> dict[tuple[str, str], LastResult]:
-        keys = {
-            dg.AssetCheckKey(self._names.key(CHECKPOINT, pipeline), name): (pipeline.root, name)
-            for pipeline in self._pipelines
-            for name in (RESTORABLE, HEALTHY)
-        }
-        results = last_results(self._instance, list(keys))
-        return {keys[key]: result for key, result in results.items()}
-
     def _judge(
         self,
         pipeline: ListedPipeline,
         age: "JobAge",
         gone: bool,
-        last: Mapping[tuple[str, str], LastResult],
+        last: Mapping[tuple[ListedPipeline, str], LastResult],
     ) -> tuple[Finding | None, str]:
         """Return what is wrong with a pipeline, if anything, and its state in one word."""
         root = pipeline.root
-        restorable, healthy = last.get((root, RESTORABLE)), last.get((root, HEALTHY))
+        restorable, healthy = last.get((pipeline, RESTORABLE)), last.get((pipeline, HEALTHY))
         if gone:
             step = "restore its objects; if it was deleted on purpose, name it under `gone`"
             return error("vanished", root, "it is not below the checkpoint URL", step), "vanished"

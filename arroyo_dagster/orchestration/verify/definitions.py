@@ -88,7 +88,7 @@ def build_verify(
         tools = names.tools(context)
         with as_failure():
             wanted = [*map(names.find, config.pipelines)] or due(tools, context.instance)
-            last = _last(names, context.instance, wanted)
+            last = last_verdicts(names, context.instance, wanted)
         # Every pipeline that is due comes first; a level that reads all rows takes what is left.
         passed: list[ListedPipeline] = []
         work = _work(names, context, options, last, 1, passed)
@@ -176,7 +176,7 @@ def _checks(
             wanted.setdefault(by_key[check.asset_key], []).append(check.name)
         instance = context.instance
         with as_failure():
-            last = _last(names, instance, list(wanted))
+            last = last_verdicts(names, instance, list(wanted))
 
         def work(turn: Turn) -> Iterator[dg.AssetCheckResult]:
             pipeline = turn.pipeline
@@ -232,15 +232,16 @@ def _work(
     return work
 
 
-def _last(
+def last_verdicts(
     names: Names, instance: dg.DagsterInstance, pipelines: Sequence[ListedPipeline]
 ) -> dict[tuple[ListedPipeline, str], LastResult]:
+    """Return the last result of each check of checkpoints that was ever evaluated."""
     keys = {
         dg.AssetCheckKey(names.key(CHECKPOINT, pipeline), name): (pipeline, name)
         for pipeline in pipelines
         for name in (RESTORABLE, HEALTHY)
     }
-    return {keys[key]: one for key, one in last_results(instance, list(keys)).items()}
+    return {keys[key]: last for key, last in last_results(instance, list(keys)).items()}
 
 
 def audit_is_due(last: LastResult | None, options: VerifyOptions) -> bool:
@@ -260,7 +261,7 @@ def due_pipelines(
     from arroyo_dagster.state.storage.concurrency import concurrently
 
     store, now = tools.store.reading(), wall_clock() / 1e6
-    last = _last(names, instance, names.pipelines.pipelines)
+    last = last_verdicts(names, instance, names.pipelines.pipelines)
 
     def age(pipeline: ListedPipeline) -> float | None:
         """The age of the verdict; None if it is not due."""
