@@ -62,6 +62,8 @@ class Controller:
         keep, every: how many epochs its own cleanup leaves, and how often it runs.
         retention: of the expiring table, in epochs.
         afresh: the first epoch of the last run that ignored the state.
+        written_late: whether a run has written an epoch after another run was started, maybe over
+            that run's (legacy layout).
     """
 
     paths: JobPaths
@@ -75,6 +77,7 @@ class Controller:
     rows: dict[int, str] = field(default_factory=dict)
     min_epoch: int = 0
     afresh: int = 0
+    written_late: bool = False
     source: str = "the model"
 
     def copied(self) -> Controller:
@@ -472,6 +475,7 @@ class LegacyRun:
     job: Controller
     chance: random.Random
     parallelism: int = 1
+    number: int = 0
 
     def work(self, epochs: int, stop: bool, ignore_state: bool = False) -> str:
         """Start, write epochs, stop."""
@@ -481,6 +485,7 @@ class LegacyRun:
         job.condition = JobCondition.CHANGING
         job.run_id += 1
         number, self.parallelism = job.run_id, job.parallelism
+        self.number = number
         self.world.started(self.process)
         if ignore_state:
             self.world.wait_for_requests(self.process)
@@ -556,6 +561,7 @@ class LegacyRun:
         )
         path = job.paths.legacy_metadata(Epoch(epoch))
         hands.put(path, metadata.encode_legacy_checkpoint(head))
+        job.written_late |= job.run_id != self.number
         job.rows[epoch] = "ready"
         if epoch - job.min_epoch > job.keep and epoch % job.every == 0:
             self._clean_up(hands, epoch)

@@ -173,6 +173,30 @@ def test_a_removal_that_died_is_finished_although_a_quarantine_keeps_files() -> 
         assert store.head(PATHS.removal) is None
 
 
+def test_an_expiry_leaves_the_last_whole_epoch_where_a_removal_died() -> None:
+    """The epochs that an expiry keeps may list what the removal took; an older one may be whole."""
+    refused = expired = 0
+    for at in range(6, 40):
+        clock = Clock()
+        store = begun(5, clock, **SMALL)
+        clock.days(4)
+        files = frozenset(without_ours(store))
+        crashed(store, PATHS, clock, GONE, at)
+        if store.head(PATHS.removal) is None:
+            continue
+        before = without_ours(store)
+        try:
+            run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
+        except ProtocolError as error:
+            assert without_ours(store) == before
+            refused += "dead-job" in str(error)
+        else:
+            assert files == frozenset(before), f"crash after change {at}"
+            expired += 1
+    assert refused > 1
+    assert expired > 0
+
+
 def test_a_pin_stops_a_removal_that_has_begun() -> None:
     clock = Clock()
     store = begun(3, clock, **SMALL)

@@ -23,6 +23,7 @@ from arroyo_dagster.state.model.garbage import (
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs, newest_generation
@@ -202,6 +203,7 @@ def _plan(
     plan = plan_expiry(
         roots, retention, now_micros=now, answer=answer, listed_from=inventory.newest
     )
+    _check_no_removal(store, roots, plan, inventory.files)
     return measured(
         plan, inventory.files, inventory.metadata, inventory.maintenance, inventory.foreign
     )
@@ -295,6 +297,33 @@ def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
     except NotFoundError:
         return None
     return decode_gc_plan(data, paths.removal)
+
+
+def _check_no_removal(store: ObjectStore, roots: Roots, plan: GcPlan, files: Packed) -> None:
+    """Refuse an expiry where an unfinished removal has deleted what a kept epoch lists.
+
+    The older epochs, which would expire, may be the only whole ones.
+
+    Raises:
+        ProtocolError: it has.
+    """
+    if _begun_removal(store, roots.paths) is None:
+        return
+    existing, expired = frozenset(files.paths), frozenset(plan.epochs)
+    for root in roots.epochs:
+        missing = root.epoch not in expired and next(
+            (path for path in root.files.paths if path not in existing), None
+        )
+        if missing:
+            raise refuse(
+                f"a removal of the job was begun and not finished, and epoch {root.epoch}, which "
+                "would stay, lists a file that does not exist",
+                roots.paths,
+                path=missing,
+                removal=roots.paths.removal,
+                next_step="finish it: `arroyo-state gc run dead-job`; or bring back what it moved "
+                f"aside: `arroyo-state gc undelete {roots.paths.root}`; nothing was deleted",
+            )
 
 
 def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
