@@ -38,7 +38,7 @@ from arroyo_dagster.orchestration.requests import (
     clock_schedule,
     due_by_backlog,
     due_schedule,
-    maintenance_tags,
+    maintenance_job,
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
@@ -305,6 +305,7 @@ class _Parts:
         maintained |= {names.key(RETAINED_EPOCHS, one): one for one in managed}
         parts = [
             self._per_pipeline(
+                COMPACTED_STATE,
                 "arroyo_compaction",
                 merges,
                 "Compact the pipelines with many files that were never merged.",
@@ -314,6 +315,7 @@ class _Parts:
                 clock,
             ),
             self._per_pipeline(
+                RETAINED_EPOCHS,
                 "arroyo_gc",
                 epochs,
                 "Expire old epochs of managed pipelines. Deletes only if configured to.",
@@ -330,7 +332,7 @@ class _Parts:
         for table, config, cron, text in root:
             if config is not None:
                 asset = build_root_gc(names, table)
-                job = self._job(f"arroyo_{table}_gc", [asset], text, config)
+                job = maintenance_job(names, f"arroyo_{table}_gc", [asset], text, config)
                 schedule = clock_schedule(job, cron, **clock)
                 parts.append(dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule]))
         return parts
@@ -358,22 +360,9 @@ class _Parts:
         keep = self.options.maintenance.gc.keep_epochs or 2
         return expiry_backlog(tools.store.reading(), pipeline.paths, keep)
 
-    def _job(
-        self, name: str, assets: Sequence[dg.AssetsDefinition], text: str, config: dg.Config
-    ) -> Any:
-        """Build the job of steps that change state, all with the same configuration."""
-        ops: Any = {asset.op.name: config for asset in assets}
-        return dg.define_asset_job(
-            self.names.name(name),
-            selection=dg.AssetSelection.assets(*assets),
-            description=text,
-            config=dg.RunConfig(ops),
-            executor_def=dg.in_process_executor,
-            run_tags=maintenance_tags(self.names.deployment),
-        )
-
     def _per_pipeline(
         self,
+        table: str,
         name: str,
         assets: Sequence[dg.AssetsDefinition],
         text: str,
@@ -385,8 +374,7 @@ class _Parts:
         """Build the job of an asset that each pipeline has, and the schedule for those due."""
         if not assets:
             return dg.Definitions()
-        job = self._job(name, assets, text, config)
-        table = next(iter(assets[0].keys)).path[-1]
+        job = maintenance_job(self.names, name, assets, text, config)
 
         def request(pipelines: Sequence[ListedPipeline]) -> dg.RunRequest:
             keys = [self.names.key(table, pipeline) for pipeline in pipelines]

@@ -42,6 +42,28 @@ def maintenance_tags(deployment: str | None) -> dict[str, str]:
     return {**BACKGROUND_TAGS, MAINTENANCE_TAG: deployment or "default"}
 
 
+def maintenance_job(
+    names: Names,
+    name: str,
+    assets: Sequence[dg.AssetsDefinition],
+    description: str,
+    config: dg.Config | None = None,
+) -> Any:
+    """Build the job of steps that change or delete state.
+
+    Args:
+        config: of each step; None = the defaults.
+    """
+    return dg.define_asset_job(
+        names.name(name),
+        selection=dg.AssetSelection.assets(*assets),
+        description=description,
+        config=None if config is None else dg.RunConfig({one.op.name: config for one in assets}),
+        executor_def=dg.in_process_executor,
+        run_tags=maintenance_tags(names.deployment),
+    )
+
+
 def due_schedule(
     names: Names,
     job: Any,

@@ -19,15 +19,11 @@ from arroyo_dagster.orchestration.compaction.rendering import (
     plan_metadata,
     rewrite_metadata,
 )
+from arroyo_dagster.orchestration.pipeline_assets import build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, WaitingError, serve
+from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, WaitingError
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
-from arroyo_dagster.orchestration.translator import (
-    CHECKPOINT,
-    COMPACTED_STATE,
-    Names,
-    in_layers,
-)
+from arroyo_dagster.orchestration.translator import CHECKPOINT, COMPACTED_STATE, Names
 from arroyo_dagster.state.model.compaction import (
     AdoptionSettings,
     CompactionSettings,
@@ -43,8 +39,6 @@ from arroyo_dagster.state.planning.verify.checks import effective, row_parity
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
-
-OP = "arroyo_compacted_state"
 
 
 class CompactionConfig(settings_config(CompactionSettings), BoundsConfig):  # type: ignore[misc]
@@ -69,49 +63,15 @@ def build_compacted_state(
     names: Names, pipelines: Sequence[ListedPipeline]
 ) -> list[dg.AssetsDefinition]:
     """Build the asset of each pipeline's merged files, made by one step."""
-    specs = [
-        (
-            pipeline,
-            names.spec(
-                COMPACTED_STATE, pipeline, deps=[names.key(CHECKPOINT, pipeline)]
-            ).replace_attributes(skippable=True),  # what found nothing to do has made nothing
-        )
-        for pipeline in pipelines
-    ]
-    return in_layers(names.name(OP), specs, lambda op, layer: _assets(names, op, layer))
 
+    def work(turn: Turn, key: dg.AssetKey, config: CompactionConfig, context: Any) -> Iterator[Any]:
+        steps = _rewrite if _is_arroyo_job(turn) else _compact
+        return steps(turn, key, config)
 
-def _assets(
-    names: Names, op: str, layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]]
-) -> dg.AssetsDefinition:
-    keys = {spec.key: pipeline for pipeline, spec in layer}
-
-    @dg.multi_asset(
-        name=op,
-        specs=[spec for _, spec in layer],
-        pool=names.name("arroyo_compaction"),
-        can_subset=True,
-        required_resource_keys=names.resources,
+    upstream = {pipeline: [names.key(CHECKPOINT, pipeline)] for pipeline in pipelines}
+    return build_pipeline_assets(
+        names, COMPACTED_STATE, upstream, CompactionConfig, work, pool="arroyo_compaction"
     )
-    def compacted_state(context: dg.AssetExecutionContext, config: CompactionConfig) -> Any:
-        wanted = [pipeline for key, pipeline in keys.items() if key in context.selected_asset_keys]
-
-        def work(turn: Turn) -> Iterator[Any]:
-            key = names.key(COMPACTED_STATE, turn.pipeline)
-            steps = _rewrite if _is_arroyo_job(turn) else _compact
-            yield from steps(turn, key, config)
-
-        tools = names.tools(context)
-        yield from serve(
-            context,
-            wanted,
-            work,
-            config,
-            tools,
-            noted=lambda pipeline: names.key(COMPACTED_STATE, pipeline),
-        )
-
-    return compacted_state
 
 
 def _is_arroyo_job(turn: Turn) -> bool:

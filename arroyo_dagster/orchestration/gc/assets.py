@@ -18,6 +18,7 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
+from arroyo_dagster.orchestration.pipeline_assets import build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import (
     BoundsConfig,
@@ -34,7 +35,6 @@ from arroyo_dagster.orchestration.translator import (
     ORPHANS,
     RETAINED_EPOCHS,
     Names,
-    in_layers,
 )
 from arroyo_dagster.state.model.garbage import (
     DeletionSettings,
@@ -145,60 +145,30 @@ def build_epoch_expiry(
     Args:
         compacted: the pipelines that have `compacted_state`, on which their epochs depend.
     """
-    specs = []
-    for pipeline in pipelines:
-        upstream = COMPACTED_STATE if pipeline in compacted else CHECKPOINT
-        spec = names.spec(RETAINED_EPOCHS, pipeline, deps=[names.key(upstream, pipeline)])
-        specs.append((pipeline, spec.replace_attributes(skippable=True)))
-    return in_layers(
-        names.name("arroyo_retained_epochs"), specs, lambda op, layer: _assets(names, op, layer)
+    upstream = {
+        pipeline: [names.key(COMPACTED_STATE if pipeline in compacted else CHECKPOINT, pipeline)]
+        for pipeline in pipelines
+    }
+    return build_pipeline_assets(
+        names, RETAINED_EPOCHS, upstream, GcConfig, _expire, pool="arroyo_gc"
     )
 
 
-def _assets(
-    names: Names, op: str, layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]]
-) -> dg.AssetsDefinition:
-    keys = {spec.key: pipeline for pipeline, spec in layer}
-
-    @dg.multi_asset(
-        name=op,
-        specs=[spec for _, spec in layer],
-        pool=names.name("arroyo_gc"),
-        can_subset=True,
-        required_resource_keys=names.resources,
-    )
-    def retained_epochs(context: dg.AssetExecutionContext, config: GcConfig) -> Any:
-        wanted = [pipeline for key, pipeline in keys.items() if key in context.selected_asset_keys]
-
-        def work(turn: Turn) -> Iterator[Any]:
-            key = names.key(RETAINED_EPOCHS, turn.pipeline)
-            run = _GcRun(turn, config)
-            try:
-                run.plan_and_execute()
-            finally:  # of an interrupted run, too: what it deleted stands in the journal
-                for plan in run.plans:
-                    yield dg.AssetObservation(
-                        key,
-                        description=gc_shown.format_plan(plan),
-                        metadata=gc_shown.plan_metadata(plan),
-                    )
-                for outcome in run.outcomes:
-                    yield dg.MaterializeResult(
-                        asset_key=key,
-                        metadata=gc_shown.outcome_metadata(outcome),
-                        data_version=dg.DataVersion(outcome.run or outcome.plan.digest),
-                    )
-
-        yield from serve(
-            context,
-            wanted,
-            work,
-            config,
-            names.tools(context),
-            noted=lambda pipeline: names.key(RETAINED_EPOCHS, pipeline),
-        )
-
-    return retained_epochs
+def _expire(turn: Turn, key: dg.AssetKey, config: GcConfig, context: Any) -> Iterator[Any]:
+    run = _GcRun(turn, config)
+    try:
+        run.plan_and_execute()
+    finally:  # of an interrupted run, too: what it deleted stands in the journal
+        for plan in run.plans:
+            yield dg.AssetObservation(
+                key, description=gc_shown.format_plan(plan), metadata=gc_shown.plan_metadata(plan)
+            )
+        for outcome in run.outcomes:
+            yield dg.MaterializeResult(
+                asset_key=key,
+                metadata=gc_shown.outcome_metadata(outcome),
+                data_version=dg.DataVersion(outcome.run or outcome.plan.digest),
+            )
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Assets that change the state of one stopped Arroyo job: how they plan, execute and report."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,12 +14,13 @@ from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.compaction.assets import published_events
 from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
+from arroyo_dagster.orchestration.pipeline_assets import build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.requests import maintenance_tags
-from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve
+from arroyo_dagster.orchestration.requests import maintenance_job
+from arroyo_dagster.orchestration.serving import Turn
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
-from arroyo_dagster.orchestration.translator import SPARK, Names, in_layers
+from arroyo_dagster.orchestration.translator import SPARK, Names
 from arroyo_dagster.redaction import without_secrets
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.maintenance_window import (
@@ -94,56 +95,39 @@ def build_change(
         table: the asset, as the translator names it.
         job, description: of the job.
     """
-    specs = [
-        (
-            pipeline,
-            names.spec(table, pipeline).replace_attributes(skippable=True),  # a plan makes nothing
-        )
-        for pipeline in names.pipelines.pipelines
-        if not pipeline.managed
-    ]
 
-    def build(op: str, layer: list[tuple[ListedPipeline, dg.AssetSpec]]) -> dg.AssetsDefinition:
-        @dg.multi_asset(
-            name=op,
-            specs=[spec for _, spec in layer],
-            pool=names.name("arroyo_compaction"),
-            can_subset=True,
-            required_resource_keys={*names.resources, names.name(SPARK)},
-        )
-        def change(
-            context: dg.AssetExecutionContext,
-            config: config_class,  # type: ignore[valid-type]
-        ) -> Any:
-            given: ChangeConfig = config
-            wanted = [one for one, spec in layer if spec.key in context.selected_asset_keys]
-            if len(wanted) != 1:
-                raise dg.Failure(
-                    f"{len(wanted)} pipelines are selected; a run changes one. Next: materialize "
-                    "the asset of one pipeline",
-                    allow_retries=False,
-                )
+    def work(turn: Turn, key: dg.AssetKey, config: ChangeConfig, context: Any) -> Iterator[Any]:
+        config.check_approval()
+        with edit(turn, config, context) as opened:
+            yield from _steps(turn, key, config, opened)
 
-            def work(turn: Turn) -> Iterator[Any]:
-                given.check_approval()
-                with edit(turn, given, context) as opened:
-                    yield from _steps(turn, names.key(table, turn.pipeline), given, opened)
-
-            tools, noted = names.tools(context), partial(names.key, table)
-            yield from serve(
-                context, wanted, work, BoundsConfig(), tools, noted=noted, in_turn=True
-            )
-
-        return change
-
-    assets = in_layers(names.name(f"arroyo_{table}"), specs, build)
-    return assets, dg.define_asset_job(
-        names.name(job),
-        description=description,
-        selection=dg.AssetSelection.assets(*assets),
-        executor_def=dg.in_process_executor,
-        run_tags=maintenance_tags(names.deployment),
+    arroyos = {pipeline: () for pipeline in names.pipelines.pipelines if not pipeline.managed}
+    assets = build_pipeline_assets(
+        names,
+        table,
+        arroyos,
+        config_class,
+        work,
+        pool="arroyo_compaction",
+        more_resources=[names.name(SPARK)],
+        check=_check_single,
+        in_turn=True,
     )
+    return assets, maintenance_job(names, job, assets, description)
+
+
+def _check_single(selected: Sequence[ListedPipeline]) -> None:
+    """Fail unless a run changes one pipeline.
+
+    Raises:
+        dagster.Failure: it selects none, or several.
+    """
+    if len(selected) != 1:
+        raise dg.Failure(
+            f"{len(selected)} pipelines are selected; a run changes one. Next: materialize the "
+            "asset of one pipeline",
+            allow_retries=False,
+        )
 
 
 def _steps(

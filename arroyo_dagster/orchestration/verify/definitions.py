@@ -91,18 +91,18 @@ def build_verify(
             last = last_verdicts(names, context.instance, wanted)
         # Every pipeline that is due comes first; a level that reads all rows takes what is left.
         passed: list[ListedPipeline] = []
-        work = _work(names, context, options, last, 1, passed)
-        failures, audits = [], list[ListedPipeline]()
-        try:
-            yield from serve(context, wanted, work, config, tools)
-        except dg.Failure as failure:
-            failures.append(str(failure.description))
-        audits += [one for one in passed if audit_is_due(last.get((one, RESTORABLE)), options)]
-        work = _work(names, context, options, last, MAX_LEVEL, passed)
-        try:
-            yield from serve(context, audits, work, config, tools)
-        except dg.Failure as failure:
-            failures.append(str(failure.description))
+        failures: list[str] = []
+
+        def serve_level(level: int, pipelines: Sequence[ListedPipeline]) -> Iterator[Any]:
+            work = _work(names, context, options, last, level, passed)
+            try:
+                yield from serve(context, pipelines, work, config, tools)
+            except dg.Failure as failure:
+                failures.append(str(failure.description))
+
+        yield from serve_level(1, wanted)
+        audits = [one for one in passed if audit_is_due(last.get((one, RESTORABLE)), options)]
+        yield from serve_level(MAX_LEVEL, audits)
         if failures:
             raise dg.Failure("; ".join(failures), allow_retries=False)
         yield dg.Output(
