@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -204,24 +204,23 @@ def _has_ended(store: ObjectStore, held: Lease) -> bool:
     return found.get("nonce") != held.nonce or found.get("expires_at_micros") == 0
 
 
-class LeasedOperation(Protocol):
-    """The options of an operation that holds the lease on its job."""
+@dataclass(frozen=True, kw_only=True)
+class LeasedOperation:
+    """Options of every operation that holds the lease on its job; a base beside others in slots.
 
-    @property
-    def lease_wait_seconds(self) -> float:
-        """How long to wait for a process that holds it."""
+    Attributes:
+        owner: who runs it, for the lease and records of what was done.
+        lease_wait_seconds: how long to wait for another process that holds the lease.
+        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
+        clock: microseconds since 1970 in UTC, by this machine.
+        sleep: waits this many seconds.
+    """
 
-    @property
-    def on_lease(self) -> Callable[[str], None]:
-        """See `LeaseOptions.on_event`."""
-
-    @property
-    def clock(self) -> Clock:
-        """See `LeaseOptions.clock`."""
-
-    @property
-    def sleep(self) -> Callable[[float], None]:
-        """See `LeaseOptions.sleep`."""
+    owner: str
+    lease_wait_seconds: float = 0.0
+    on_lease: Callable[[str], None] = lambda event: None
+    clock: Clock = wall_clock
+    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +254,10 @@ class LeaseOptions:
     on_event: Callable[[str], None] = lambda event: None
 
     @classmethod
-    def of(cls, options: LeasedOperation) -> LeaseOptions:
+    def of(cls, options: LeasedOperation, *, deletes: bool = False) -> LeaseOptions:
         """Return those that an operation's own options ask for."""
         return cls(
+            deletes=deletes,
             wait_seconds=options.lease_wait_seconds,
             clock=options.clock,
             sleep=options.sleep,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.clock import Clock, wall_clock
+from arroyo_dagster.state.metadata.lease import LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.compaction import (
     AdoptionSettings,
     CompactionPlan,
@@ -45,15 +44,11 @@ _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionOptions(AdoptionSettings):
+class CompactionOptions(LeasedOperation, AdoptionSettings):
     """Options of a compaction.
 
     Attributes:
-        owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the job's lease.
-        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         sampled: forecast the number of bytes afterwards, as `plan_compaction` does.
-        clock: microseconds since 1970 in UTC, by this machine.
         run: executes the merges, in this process or on Spark.
         on_merge: called with every finished merge, before it is verified, and the number left.
         on_progress: called at intervals with the number of bytes read, perhaps by another thread.
@@ -61,10 +56,7 @@ class CompactionOptions(AdoptionSettings):
     """
 
     owner: str = "arroyo-state compact"
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
     sampled: bool = False
-    clock: Clock = wall_clock
     run: RunMerges = merge_here
     on_merge: Callable[[MergeOutcome, int], None] = lambda outcome, left: None
     on_progress: OnProgress = no_progress
@@ -130,11 +122,7 @@ class _Compaction:
             store,
             self.paths,
             chosen.owner,
-            LeaseOptions(
-                wait_seconds=chosen.lease_wait_seconds,
-                clock=chosen.clock,
-                on_event=chosen.on_lease,
-            ),
+            LeaseOptions.of(chosen),
         ) as held:
             # The previous holder of the lease may have merged some of it.
             facts = compaction_facts(held, self.paths)

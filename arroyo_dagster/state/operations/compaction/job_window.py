@@ -21,8 +21,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec.maintenance_records import encode_window_record
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
-from arroyo_dagster.state.model.clock import Clock
+from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.ids import PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
 from arroyo_dagster.state.model.layout import JobPaths
@@ -49,22 +48,16 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkOptions:
+class WorkOptions(LeasedOperation):
     """How the work of a window is done.
 
     Attributes:
         quiet_seconds: how long the objects of the job must not have changed; 0 for a job that the
             window itself has stopped.
-        on_lease: called with a sentence about the lease.
         cancelled: whether the time for the work is over.
     """
 
-    owner: str
     quiet_seconds: float
-    lease_wait_seconds: float
-    on_lease: Callable[[str], None]
-    clock: Clock
-    sleep: Callable[[float], None]
     cancelled: Callable[[], bool]
 
 

@@ -16,14 +16,12 @@ of the job and its run are checked again before every put and after the last one
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
@@ -145,19 +143,15 @@ def _plan(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteOptions(QuietSettings):
+class RewriteOptions(LeasedOperation, QuietSettings):
     """Options of a rewrite.
 
     Attributes:
-        owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the job's lease.
-        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         quiet_since: an earlier listing of the job. If nothing has changed since, the time since
             then counts, so that one wait serves all jobs that were listed together.
         verify_level: the level at which the epoch as it would be published is verified before.
         sampled: forecast the number of bytes afterwards, as `plan_rewrite` does; a given plan keeps
             its forecast.
-        clock: microseconds since 1970 in UTC, by this machine.
         run: executes the parts, in this process or on Spark.
         cancelled: whether to give up; called between the parts and before each change of metadata.
         on_shard: called with every finished part, before it is verified, and the number left.
@@ -165,13 +159,9 @@ class RewriteOptions(QuietSettings):
     """
 
     owner: str = "arroyo-state compact"
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
     quiet_since: ListedJob | None = None
     verify_level: int = 1
     sampled: bool = False
-    clock: Clock = wall_clock
-    sleep: Callable[[float], None] = time.sleep
     run: RunRewrites = rewrite_here
     cancelled: Callable[[], bool] = lambda: False
     on_shard: Callable[[RewriteShard | LeftOut, int], None] = lambda part, left: None

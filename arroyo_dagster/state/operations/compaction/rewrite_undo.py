@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import (
@@ -16,8 +14,7 @@ from arroyo_dagster.state.codec.maintenance_records import (
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.clock import Clock, wall_clock
+from arroyo_dagster.state.metadata.lease import LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteRecord
@@ -74,21 +71,10 @@ class UndoOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndoOptions:
-    """Options of an undo.
-
-    Attributes:
-        owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the job's lease.
-        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
-        clock: microseconds since 1970 in UTC, by this machine.
-    """
+class UndoOptions(LeasedOperation):
+    """Options of an undo."""
 
     owner: str = "arroyo-state compact"
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
-    clock: Clock = wall_clock
-    sleep: Callable[[float], None] = time.sleep
 
 
 def plan_undo(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> UndoPlan:

@@ -9,7 +9,6 @@ the process dies in between, any process that finds the record without a lease s
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +22,13 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec.maintenance_records import decode_window_record
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease, newest_lease
+from arroyo_dagster.state.metadata.lease import (
+    Leased,
+    LeasedOperation,
+    LeaseOptions,
+    lease,
+    newest_lease,
+)
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
@@ -53,26 +58,20 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobWindowOptions(WindowSteps):
+class JobWindowOptions(LeasedOperation, WindowSteps):
     """Options of a window, whatever is done in it.
 
     Attributes:
         closes_at_micros: the time by which the job must run again, by `clock`; None = no such time.
-        clock: microseconds since the Unix epoch.
         on_step: called with each step when it is done.
         on_change: called with what was changed, in a thread, before anything else follows; for a
             caller that is interrupted afterwards.
-        lease_wait_seconds: how long to wait, before the job is stopped, for a process that
-            maintains it.
     """
 
     closes_at_micros: int | None = None
     owner: str = "arroyo-state compact window"
-    clock: Clock = wall_clock
-    sleep: Callable[[float], None] = time.sleep
     on_step: Callable[[WindowStep], None] = lambda step: None
     on_change: Callable[[Any], None] = lambda change: None
-    lease_wait_seconds: float = 0.0
 
 
 def recover_window(

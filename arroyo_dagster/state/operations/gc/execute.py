@@ -12,8 +12,8 @@ from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
-from arroyo_dagster.state.model.clock import Clock, wall_clock
+from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
+from arroyo_dagster.state.model.clock import Clock
 from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
@@ -90,17 +90,13 @@ class GcOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcOptions(DeletionSettings):
+class GcOptions(LeasedOperation, DeletionSettings):
     """How a plan is executed.
 
     Attributes:
         pace: the size and rate of deletes.
-        owner: who runs it, for the lease and the journal.
-        lease_wait_seconds: how long to wait for a process that holds the lease of the job.
-        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         approved: whether a person has approved the given plan. What executes it elsewhere, from a
             plan of its own, then refuses any other.
-        clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after every few thousand objects, and at least every few seconds.
         on_done: called with the outcome as soon as everything is deleted and read back, before an
             interrupt can come in between.
@@ -111,10 +107,7 @@ class GcOptions(DeletionSettings):
 
     pace: Pace = field(default_factory=Pace)
     owner: str = "arroyo-state gc"
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
     approved: bool = False
-    clock: Clock = wall_clock
     on_progress: OnProgress = no_progress
     on_done: Callable[[GcOutcome], None] = lambda outcome: None
     make_plan: Callable[..., GcPlan] = plan_gc
@@ -156,18 +149,8 @@ def _run(
 ) -> GcOutcome:
     pace, clock, owner = options.pace, options.clock, options.owner
     check_allowed(store, paths, request)
-    with lease(
-        store,
-        paths,
-        owner,
-        LeaseOptions(
-            deletes=True,
-            wait_seconds=options.lease_wait_seconds,
-            clock=clock,
-            sleep=pace.sleep,
-            on_event=options.on_lease,
-        ),
-    ) as held:
+    asked = replace(LeaseOptions.of(options, deletes=True), sleep=pace.sleep)
+    with lease(store, paths, owner, asked) as held:
         now = _store_clock(held, paths, clock)
         opened = finish_open_runs(held, paths)
         fresh = options.make_plan(

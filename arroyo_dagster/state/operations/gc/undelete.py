@@ -5,7 +5,6 @@ before everything that it needs exists.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,8 +16,12 @@ from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
-from arroyo_dagster.state.model.clock import Clock, wall_clock
+from arroyo_dagster.state.metadata.lease import (
+    IN_FLIGHT_GRACE_SECONDS,
+    LeasedOperation,
+    LeaseOptions,
+    lease,
+)
 from arroyo_dagster.state.model.garbage import (
     JobPins,
     Moved,
@@ -156,25 +159,17 @@ class _Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UndeleteOptions:
+class UndeleteOptions(LeasedOperation):
     """Options of an undelete.
 
     Attributes:
-        owner: who runs it, for the lease, the journal and the pins.
-        clock: microseconds since 1970 in UTC, by this machine.
         on_progress: called after each restored object, by any thread, by one at a time.
-        lease_wait_seconds: how long to wait for another process that maintains the job.
-        on_lease: called with what happens to the lease, for people.
         items: compares and copies the objects; in this process, or on Spark.
     """
 
     owner: str = "arroyo-state gc undelete"
-    clock: Clock = wall_clock
-    sleep: Callable[[float], None] = time.sleep
     on_progress: OnProgress = no_progress
     items: ItemRunner = HERE
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
 
 
 def run_undelete(
@@ -211,10 +206,7 @@ def run_undelete(
     chosen = options or UndeleteOptions()
     owner, clock = chosen.owner, chosen.clock
     quarantine = _known(store, paths, name)
-    asked = LeaseOptions(
-        deletes=True, wait_seconds=chosen.lease_wait_seconds, clock=clock, on_event=chosen.on_lease
-    )
-    with lease(store, paths, owner, asked) as held:
+    with lease(store, paths, owner, LeaseOptions.of(chosen, deletes=True)) as held:
         finish_open_runs(held, paths)
         fresh = plan_undelete(held, paths, name)
         if plan is not None:

@@ -8,8 +8,7 @@ continued by the next call: objects that are there already are compared, never o
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import (
@@ -29,13 +28,18 @@ from arroyo_dagster.state.codec.records import (
     encode_generation_manifest,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import (
+    IN_FLIGHT_GRACE_SECONDS,
+    Leased,
+    LeasedOperation,
+    LeaseOptions,
+    lease,
+)
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     CurrentGeneration,
     GenerationManifest,
 )
-from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import EpochRoot, JobPins, Pin, Roots, digest_of
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -61,22 +65,17 @@ _KEPT_BESIDE = ("topics", "stdin", "landed", "spark", "spark-sinks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopyOptions:
-    """Options of a copy.
+class CopyOptions(LeasedOperation):
+    """Options of a copy, with a lease at both URLs.
 
     Attributes:
         approved: the digest of the plan that a person has reviewed; None = not asked for.
-        lease_wait_seconds, on_lease, clock, sleep: of the leases at both URLs.
         verify_level: at which the copy is verified before it becomes active.
         on_progress: called with how many objects were copied.
     """
 
     approved: str | None = None
     owner: str = "arroyo-state copy"
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
-    clock: Clock = wall_clock
-    sleep: Callable[[float], None] = time.sleep
     verify_level: int = 2
     on_progress: OnProgress = no_progress
 
@@ -274,12 +273,7 @@ def run_copy(
             job=paths.root,
             next_step="review the new plan and approve it; nothing was changed",
         )
-    ways = LeaseOptions(
-        wait_seconds=chosen.lease_wait_seconds,
-        clock=chosen.clock,
-        sleep=chosen.sleep,
-        on_event=chosen.on_lease,
-    )
+    ways = LeaseOptions.of(chosen)
     with (
         lease(source, paths, chosen.owner, ways) as from_,
         _pinned(from_, paths, plan, chosen),

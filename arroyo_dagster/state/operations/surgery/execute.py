@@ -7,16 +7,14 @@ every new file was read back, and the epoch as it would be was verified. Nothing
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
-from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
@@ -60,16 +58,12 @@ from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EditOptions(QuietSettings):
+class EditOptions(LeasedOperation, QuietSettings):
     """Options of an edit.
 
     Attributes:
         approved: the digest of the plan that a person has reviewed; None = not asked for.
-        owner: who runs it, for the lease.
-        lease_wait_seconds: how long to wait for a process that holds the job's lease.
-        on_lease: called with a sentence about the lease; see `LeaseOptions.on_event`.
         verify_level: the level at which the epoch as it would be published is verified before.
-        clock: microseconds since 1970 in UTC, by this machine.
         run: rewrites shards of expiring tables, in this process or on Spark.
         cancelled: whether to give up; called between the shards and before each change of metadata.
         on_published: called with the outcome, before an interrupt can arrive.
@@ -77,11 +71,7 @@ class EditOptions(QuietSettings):
 
     approved: str | None = None
     owner: str = "arroyo-state edit"
-    lease_wait_seconds: float = 0.0
-    on_lease: Callable[[str], None] = lambda event: None
     verify_level: int = 2
-    clock: Clock = wall_clock
-    sleep: Callable[[float], None] = time.sleep
     run: RunRewrites = rewrite_here
     cancelled: Callable[[], bool] = lambda: False
     on_published: Callable[[EditOutcome], None] = lambda outcome: None

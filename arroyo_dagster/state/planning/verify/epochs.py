@@ -155,11 +155,7 @@ def _lost_files(
         if replace(file, path=_ANY) in renamed:
             continue
         if now.progress is None:
-            yield (
-                file.path,
-                ", though neither expired nor merged: a compaction raced a barrier, or two runs "
-                "of the job wrote the earlier epoch at the same time",
-            )
+            yield file.path, ", neither expired nor merged: lost by a compaction or another run"
         else:
             yield file.path, ", though not expired; unless a merge left no row of it"
 
