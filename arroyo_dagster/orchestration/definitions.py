@@ -292,7 +292,7 @@ class _Parts:
         return parts
 
     def _maintenance(
-        self, clock: Mapping[str, Any], maintained: dict[dg.AssetKey, ListedPipeline]
+        self, clock: dict[str, Any], maintained: dict[dg.AssetKey, ListedPipeline]
     ) -> list[dg.Definitions]:
         names, options = self.names, self.options.maintenance
         times, every = self.options.schedules, self.names.pipelines.pipelines
@@ -306,23 +306,21 @@ class _Parts:
         parts = [
             self._per_pipeline(
                 COMPACTED_STATE,
-                "arroyo_compaction",
                 merges,
+                "arroyo_compaction",
                 "Compact the pipelines with many files that were never merged.",
-                times.compaction,
-                self._due(COMPACTED_STATE, compacted, self._compaction_backlog),
                 options.compaction,
-                clock,
+                clock | {"cron": times.compaction},
+                self._due(COMPACTED_STATE, compacted, self._compaction_backlog),
             ),
             self._per_pipeline(
                 RETAINED_EPOCHS,
-                "arroyo_gc",
                 epochs,
+                "arroyo_gc",
                 "Expire old epochs of managed pipelines. Deletes only if configured to.",
-                times.gc,
-                self._due(RETAINED_EPOCHS, managed, self._expiry_backlog),
                 options.gc,
-                clock,
+                clock | {"cron": times.gc},
+                self._due(RETAINED_EPOCHS, managed, self._expiry_backlog),
             ),
         ]
         root = (
@@ -363,13 +361,12 @@ class _Parts:
     def _per_pipeline(
         self,
         table: str,
-        name: str,
         assets: Sequence[dg.AssetsDefinition],
+        name: str,
         text: str,
-        cron: str,
-        due: Callable[..., Any],
         config: dg.Config,
         clock: Mapping[str, Any],
+        due: Due,
     ) -> dg.Definitions:
         """Build the job of an asset that each pipeline has, and the schedule for those due."""
         if not assets:
@@ -382,7 +379,7 @@ class _Parts:
             ops: Any = {a.op.name: config for a in assets if wanted & set(a.keys)}
             return dg.RunRequest(asset_selection=keys, run_config=dg.RunConfig(ops))
 
-        schedule = due_schedule(self.names, job, cron, due=due, request=request, **clock)
+        schedule = due_schedule(self.names, job, due=due, request=request, **clock)
         return dg.Definitions(assets=assets, jobs=[job], schedules=[schedule])
 
     def _sensor(self, graphs: Sequence[SdfGraph]) -> dg.SensorDefinition:

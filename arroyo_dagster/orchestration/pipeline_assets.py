@@ -1,6 +1,7 @@
 """An asset that each pipeline has: one step makes it for the pipelines that a run selects."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -13,31 +14,40 @@ AssetWork = Callable[[Turn, dg.AssetKey, Any, dg.AssetExecutionContext], Iterato
 """Makes the asset of this key for one pipeline, by the configuration of the run; yields events."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PipelineStep:
+    """The step that makes the asset `table` of the pipelines that a run selects.
+
+    Attributes:
+        config: of the step; one without `BoundsConfig` has the default bounds.
+        work: makes the asset of one pipeline.
+        pool: of the step.
+        resources: keys that the step needs beside those of every step.
+        check: raises where a run must not serve the pipelines that it selects.
+        in_turn: as of `serve`.
+    """
+
+    table: str
+    config: type[dg.Config]
+    work: AssetWork
+    pool: str
+    resources: Sequence[str] = ()
+    check: Callable[[Sequence[ListedPipeline]], None] = lambda selected: None
+    in_turn: bool = False
+
+
 def build_pipeline_assets(
-    names: Names,
-    table: str,
-    pipelines: Mapping[ListedPipeline, Sequence[dg.AssetKey]],
-    config_class: type[dg.Config],
-    work: AssetWork,
-    *,
-    pool: str,
-    more_resources: Sequence[str] = (),
-    check: Callable[[Sequence[ListedPipeline]], None] = lambda selected: None,
-    in_turn: bool = False,
+    names: Names, step: PipelineStep, pipelines: Mapping[ListedPipeline, Sequence[dg.AssetKey]]
 ) -> list[dg.AssetsDefinition]:
-    """Build the asset `table` of pipelines: one step, or several for keys that Dagster confuses.
+    """Build an asset of pipelines: one step, or several for keys that Dagster cannot tell apart.
 
     A pipeline for which nothing was to do has made nothing. What waits or fails is an observation
     of its asset.
 
     Args:
         pipelines: those that have the asset, each with its upstream assets.
-        config_class: of the step; one without `BoundsConfig` has the default bounds.
-        pool: of the steps.
-        more_resources: keys of resources that the step needs beside those of every step.
-        check: raises where a run must not serve the pipelines that it selects.
-        in_turn: as of `serve`.
     """
+    table, config_class = step.table, step.config
     specs = [
         (pipeline, names.spec(table, pipeline, deps=deps).replace_attributes(skippable=True))
         for pipeline, deps in pipelines.items()
@@ -47,9 +57,9 @@ def build_pipeline_assets(
         @dg.multi_asset(
             name=op,
             specs=[spec for _, spec in layer],
-            pool=names.name(pool),
+            pool=names.name(step.pool),
             can_subset=True,
-            required_resource_keys={*names.resources, *more_resources},
+            required_resource_keys={*names.resources, *step.resources},
         )
         def make(
             context: dg.AssetExecutionContext,
@@ -57,10 +67,10 @@ def build_pipeline_assets(
         ) -> Any:
             bounds = config if isinstance(config, BoundsConfig) else BoundsConfig()
             selected = [one for one, spec in layer if spec.key in context.selected_asset_keys]
-            check(selected)
+            step.check(selected)
 
             def serve_one(turn: Turn) -> Iterator[Any]:
-                yield from work(turn, names.key(table, turn.pipeline), config, context)
+                yield from step.work(turn, names.key(table, turn.pipeline), config, context)
 
             yield from serve(
                 context,
@@ -69,7 +79,7 @@ def build_pipeline_assets(
                 bounds,
                 names.tools(context),
                 noted=lambda pipeline: names.key(table, pipeline),
-                in_turn=in_turn,
+                in_turn=step.in_turn,
             )
 
         return make

@@ -19,7 +19,7 @@ from arroyo_dagster.orchestration.compaction.rendering import (
     plan_metadata,
     rewrite_metadata,
 )
-from arroyo_dagster.orchestration.pipeline_assets import build_pipeline_assets
+from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, WaitingError
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
@@ -69,9 +69,10 @@ def build_compacted_state(
         return steps(turn, key, config)
 
     upstream = {pipeline: [names.key(CHECKPOINT, pipeline)] for pipeline in pipelines}
-    return build_pipeline_assets(
-        names, COMPACTED_STATE, upstream, CompactionConfig, work, pool="arroyo_compaction"
+    step = PipelineStep(
+        table=COMPACTED_STATE, config=CompactionConfig, work=work, pool="arroyo_compaction"
     )
+    return build_pipeline_assets(names, step, upstream)
 
 
 def _is_arroyo_job(turn: Turn) -> bool:

@@ -18,7 +18,7 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.gc import rendering as gc_shown
-from arroyo_dagster.orchestration.pipeline_assets import build_pipeline_assets
+from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import (
     BoundsConfig,
@@ -149,9 +149,8 @@ def build_epoch_expiry(
         pipeline: [names.key(COMPACTED_STATE if pipeline in compacted else CHECKPOINT, pipeline)]
         for pipeline in pipelines
     }
-    return build_pipeline_assets(
-        names, RETAINED_EPOCHS, upstream, GcConfig, _expire, pool="arroyo_gc"
-    )
+    step = PipelineStep(table=RETAINED_EPOCHS, config=GcConfig, work=_expire, pool="arroyo_gc")
+    return build_pipeline_assets(names, step, upstream)
 
 
 def _expire(turn: Turn, key: dg.AssetKey, config: GcConfig, context: Any) -> Iterator[Any]:

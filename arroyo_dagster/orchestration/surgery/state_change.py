@@ -14,7 +14,7 @@ from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.compaction.assets import published_events
 from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.pipeline_assets import build_pipeline_assets
+from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import maintenance_job
 from arroyo_dagster.orchestration.serving import Turn
@@ -102,17 +102,16 @@ def build_change(
             yield from _steps(turn, key, config, opened)
 
     arroyos = {pipeline: () for pipeline in names.pipelines.pipelines if not pipeline.managed}
-    assets = build_pipeline_assets(
-        names,
-        table,
-        arroyos,
-        config_class,
-        work,
+    step = PipelineStep(
+        table=table,
+        config=config_class,
+        work=work,
         pool="arroyo_compaction",
-        more_resources=[names.name(SPARK)],
+        resources=[names.name(SPARK)],
         check=_check_single,
         in_turn=True,
     )
+    assets = build_pipeline_assets(names, step, arroyos)
     return assets, maintenance_job(names, job, assets, description)
 
 
