@@ -176,6 +176,8 @@ def yield_and_report(
     storage = context.instance.event_log_storage
     for result in results:
         yield result
+        assert result.asset_key is not None
+        assert result.check_name is not None
         key = dg.AssetCheckKey(result.asset_key, result.check_name)
         record = storage.get_latest_asset_check_execution_by_key([key]).get(key)
         target = getattr(record and record.evaluation, "target_materialization_data", None)

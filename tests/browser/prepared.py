@@ -97,7 +97,9 @@ class Prepared:
         url: of Dagster's webserver.
     """
 
-    def __init__(self, url: str, process: WorkspaceProcessContext, jobs: _Jobs | None = None) -> None:
+    def __init__(
+        self, url: str, process: WorkspaceProcessContext, jobs: _Jobs | None = None
+    ) -> None:
         self.url = url
         self.jobs = jobs
         self._process = process
