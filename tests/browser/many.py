@@ -92,7 +92,7 @@ def pages(count: int) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     yield "catalogue", "/assets", ("arroyo",)
     yield "lineage-of-one", f"/assets/{key}?view=lineage", ("checkpoint", sink)
     yield "page-of-one", f"/assets/{key}", ("arroyo/epoch", "Latest check results")
-    yield "lineage-of-all", "/asset-groups", ("arroyo_fleet",)
+    yield "lineage-of-all", "/asset-groups", ("Materialize all", "arroyo_clicks")
     yield "fleet", "/assets/arroyo/fleet", ("arroyo/broken",)
 
 

@@ -64,6 +64,7 @@ class EpochEnds:
     epoch: int
     managed: bool
     ends: tuple[End, ...]
+    operators: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,7 @@ def _with_facts(pipeline: ListedPipeline, facts: Facts) -> ListedPipeline:
     new, newest = replace(pipeline, current_name=name, sql=sql), facts.newest
     if newest is not None:
         ends: tuple[End, ...] | None = newest.ends
-        new = replace(new, managed=newest.managed, epoch=newest.epoch)
+        new = replace(new, managed=newest.managed, epoch=newest.epoch, operators=newest.operators)
     elif sql == pipeline.sql or pipeline.managed:
         return new  # its sources and sinks are as they were
     else:
@@ -396,6 +397,7 @@ def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
         if head is None:
             return None
         progress, names = head.progress, head.operators
+        every = tuple(map(str, names))
         if progress is None:  # of Arroyo's operators only sources and sinks are read
             names = tuple(name for name in names if ends_of_arroyo({name: ()}))
         operators = [reader.load_operator_metadata(name, epoch) for name in names]
@@ -403,10 +405,11 @@ def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
         checkpoint = reader.load_checkpoint_metadata(epoch)
         progress, operators = checkpoint.progress, checkpoint.operators
         names = tuple(one.operator for one in checkpoint.operators)
+        every = tuple(map(str, names))
     configs = {
         str(name): () if operator is None else tuple(operator.configs.values())
         for name, operator in zip(names, operators, strict=True)
     }
     if progress is None:
-        return EpochEnds(epoch, False, tuple(ends_of_arroyo(configs)))
-    return EpochEnds(epoch, True, tuple(ends_of_managed(configs, progress.offsets)))
+        return EpochEnds(epoch, False, tuple(ends_of_arroyo(configs)), every)
+    return EpochEnds(epoch, True, tuple(ends_of_managed(configs, progress.offsets)), every)
