@@ -158,6 +158,17 @@ def test_a_list_in_a_file_is_taken_as_it_is(words: Deployment, home: Path) -> No
     assert keys(nowhere) == {"arroyo/fleet"}
 
 
+def test_what_is_gone_leaves_a_list_that_is_given(words: Deployment, home: Path) -> None:
+    other = Written(words.store, protocol_job("other"))
+    other.epochs(1)
+    words.build()
+    other.vanish()
+    words.build()
+    for gone, left in (["other/main"], {KEY}), (["words/main"], {KEY.replace("words", "other")}):
+        defs = build_arroyo_definitions(words.resource, pipelines=cached(home), gone=gone)
+        assert {key for key in keys(defs) if key.endswith("checkpoint")} == left
+
+
 # ---- state that Dagster keeps --------------------------------------------------------------------
 
 KINDS = ("LOCAL_FILESYSTEM", "VERSIONED_STATE_STORAGE")

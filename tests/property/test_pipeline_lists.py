@@ -18,7 +18,6 @@ from arroyo_dagster.orchestration.pipelines.listing import (
     EpochEnds,
     Facts,
     RootListing,
-    gone_names,
     merged,
 )
 from arroyo_dagster.orchestration.pipelines.model import (
@@ -157,7 +156,7 @@ def test_a_pipeline_keeps_its_key_and_leaves_on_proof_only(steps: list) -> None:
             assert {*found.missing} == found.by_root.keys() - {*roots}
             for root in before.by_root.keys() - found.by_root.keys():
                 proof = facts[root].deleted if root not in roots else None
-                assert proof or gone_names(before.by_root[root]) & gone
+                assert proof or before.by_root[root].texts & gone
             for root in before.by_root.keys() & found.by_root.keys():
                 old, new = before.by_root[root], found.by_root[root]
                 assert old.name == new.name

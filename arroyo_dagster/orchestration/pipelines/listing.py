@@ -117,7 +117,7 @@ def merged(
         for pipeline in before.pipelines
         if pipeline.root not in listed
         and facts.get(pipeline.root, NO_FACTS).deleted is None
-        and gone_names(pipeline).isdisjoint(gone)
+        and pipeline.texts.isdisjoint(gone)
     ]
     problem = listing.problem
     if problem is None and not listing.roots and kept:
@@ -140,12 +140,6 @@ def merged(
         missing=tuple(sorted(pipeline.root for pipeline in kept)),
         notes=listing.notes,
     )
-
-
-def gone_names(pipeline: ListedPipeline) -> set[str]:
-    """Return the texts by which a user may call a pipeline that is gone."""
-    names = {pipeline.root, "/".join(pipeline.key), pipeline.name, pipeline.current_name}
-    return {name for name in names if name}
 
 
 def with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict[str, Key]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,12 @@ class ListedPipeline:
     operators: tuple[str, ...] = ()
 
     @property
+    def texts(self) -> set[str]:
+        """The texts by which a user may call it."""
+        names = {self.root, "/".join(self.key), self.name, self.current_name}
+        return {name for name in names if name}
+
+    @property
     def paths(self) -> JobPaths:
         """The paths of its job."""
         from arroyo_dagster.state.operations.catalog.jobs import paths_of
@@ -101,6 +107,19 @@ class PipelineList:
     def by_root(self) -> Mapping[str, ListedPipeline]:
         """The pipelines by their roots."""
         return {pipeline.root: pipeline for pipeline in self.pipelines}
+
+    def without(self, gone: Collection[str]) -> PipelineList:
+        """Return the list without what the user says is gone.
+
+        Args:
+            gone: roots; of pipelines that the last listing did not find, also their names or keys.
+        """
+        left = tuple(
+            one
+            for one in self.pipelines
+            if one.root not in gone and (one.root not in self.missing or one.texts.isdisjoint(gone))
+        )
+        return replace(self, pipelines=left)
 
     def exported_by(self, export: TableExport) -> set[str]:
         """Return the roots of the pipelines that an export covers, and that have its operator.
