@@ -195,4 +195,6 @@ def is_reportable(
     if last is None or not last.runless or last.passed != result.passed:
         return True
     same = last.metadata.get(FINDINGS) == result.metadata[FINDINGS].value
+    if last.is_error:  # warnings count minutes and files, which change all the time
+        same &= last.description == result.description
     return not same or last.severity != result.severity or time.time() - last.at >= report_every

@@ -35,6 +35,8 @@ defs = build_arroyo_definitions(
 """
 TEAMS = ("orders", "payments", "clicks", "returns", "stock")
 _WIDTH, _HEIGHT = 1600, 1000
+_VERIFIED = 100
+"""At most so many pipelines are verified, the broken one first: no page shows more of them."""
 
 
 def named(number: int) -> tuple[str, tuple[str, str]]:
@@ -47,7 +49,7 @@ def named(number: int) -> tuple[str, tuple[str, str]]:
 
 @contextmanager
 def many(folder: Path, count: int) -> Iterator[Prepared]:
-    """Serve so many pipelines; the sensor has reported, and `arroyo_verify` has looked."""
+    """Serve so many pipelines; the sensor has reported, and `arroyo_verify` has found one."""
     store = open_store(str(folder / "checkpoints"))
     names = dict(map(named, range(count)))
     jobs = [protocol_job(name, f"job_{name}") for name in names]
@@ -68,7 +70,8 @@ def many(folder: Path, count: int) -> Iterator[Prepared]:
             dagster = Prepared(address, process)
             dagster.tick()
             store.delete_many([ParquetBackend(store, jobs[count // 2]).load().paths[0]])
-            dagster.launch("arroyo_verify")
+            near = [str(one.root) for one in jobs[count // 2 :][:_VERIFIED]]
+            dagster.launch("arroyo_verify", arroyo_verify_op={"pipelines": near})
             dagster.launch("arroyo_fleet")
             yield dagster
 

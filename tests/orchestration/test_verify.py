@@ -129,6 +129,22 @@ def test_an_object_that_changed_since_it_was_verified_is_an_error(at_rest: Deplo
     assert "has another size or etag" in verdict.description
 
 
+def test_a_pipeline_whose_lost_file_was_restored_is_green_and_audited(
+    at_rest: Deployment,
+) -> None:
+    (path, *_) = ParquetBackend(at_rest.store, PATHS).load().paths
+    data = at_rest.store.read(path)
+    assert at_rest.run(VERIFY).success
+    at_rest.store.delete_many([path])
+    assert not at_rest.run(VERIFY).success
+    at_rest.store.put(path, data)
+    assert at_rest.run(VERIFY).success
+    last = at_rest.check(KEY, "restorable")
+    assert last is not None
+    assert last.passed, last.description
+    assert last.metadata["arroyo/level"] == 4
+
+
 class Unanswering(Wrapper):
     """A store that does not list one job."""
 
