@@ -86,11 +86,11 @@ class _Row:
         return {
             "pipeline": self.root,
             "state": self.state,
+            "what": self.note if finding is None else f"{finding.evidence}. {finding.next_step}",
             "epoch": self.epoch,
             "age": None if self.age_micros is None else format_micros(self.age_micros),
             "files": shown.number(self.files),
             "size": None if self.size_bytes is None else format_bytes(self.size_bytes),
-            "what": self.note if finding is None else f"{finding.evidence}. {finding.next_step}",
         }
 
 

@@ -76,6 +76,9 @@ def many(folder: Path, count: int) -> Iterator[Prepared]:
             yield dagster
 
 
+NOTHING = "nothing"
+
+
 @dataclass(frozen=True)
 class Opened:
     """A page that was opened.
@@ -89,10 +92,11 @@ class Opened:
 
 
 def pages(count: int) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield the name, the path and the texts of each page."""
+    """Yield the name, the path and the texts of each page; the first shows no pipelines."""
     name, (_, sink) = named(count // 2)
     key = f"arroyo/{name}/checkpoint"
-    yield "catalogue", "/assets", ("arroyo",)
+    yield NOTHING, "/deployment/daemons", ("Daemons",)
+    yield "catalogue", "/assets", ("arroyo / ", "Materialized")
     yield "lineage-of-one", f"/assets/{key}?view=lineage", ("checkpoint", sink)
     yield "page-of-one", f"/assets/{key}", ("arroyo/epoch", "Latest check results")
     yield "lineage-of-all", "/asset-groups", ("Materialize all", "arroyo_clicks")
@@ -107,7 +111,7 @@ def opened(page: Page, dagster: Prepared, count: int, pictures: Path | None) -> 
         page.open(dagster.url + path, width=_WIDTH, height=_HEIGHT)
         page.await_text(*texts)
         yield Opened(name, time.monotonic() - begun)
-        if pictures is not None:
+        if pictures is not None and name != NOTHING:
             page.settle()
             page.picture(pictures / f"{count}-{name}.png", (0, 0, _WIDTH, _HEIGHT))
 
