@@ -152,15 +152,14 @@ def _last_text(path: Path, config: "DefsStateConfig") -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     storage = DefsStateStorage.get()
-    info = storage.get_latest_defs_state_info() if storage is not None else None
-    version = None if info is None else info.info_mapping.get(config.key)
-    if storage is None or version is None or version.management_type != config.management_type:
+    if storage is None or config.management_type.value != "VERSIONED_STATE_STORAGE":
         return None
-    if config.management_type.value != "VERSIONED_STATE_STORAGE":
+    version = storage.get_latest_version(config.key)
+    if version is None or version.startswith("__"):  # of another kind
         return None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state"
-        storage.download_state_to_path(config.key, version.version, file)
+        storage.download_state_to_path(config.key, version, file)
         return file.read_text(encoding="utf-8")
 
 
