@@ -1,7 +1,7 @@
 """Verdicts as check results, and the last results of checks as the instance knows them."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,10 @@ def _as_result(record: Any) -> LastResult | None:
 
 
 def report(
-    instance: dg.DagsterInstance, result: dg.AssetCheckResult, run_id: str | None = None
+    instance: dg.DagsterInstance,
+    result: dg.AssetCheckResult,
+    run_id: str | None = None,
+    target: Any = None,
 ) -> None:
     """Record a result outside of the events of a run.
 
@@ -148,6 +151,7 @@ def report(
 
     Args:
         run_id: of the run that found it, for a link.
+        target: the materialization, if a run has made it.
     """
     assert result.asset_key is not None
     assert result.check_name is not None
@@ -160,8 +164,24 @@ def report(
             severity=result.severity,
             description=result.description,
             metadata={**result.metadata, **link},
+            target_materialization_data=target,
         )
     )
+
+
+def yield_and_report(
+    context: Any, results: Iterable[dg.AssetCheckResult]
+) -> Iterator[dg.AssetCheckResult]:
+    """Yield the results of a step, which its run must have, and `report` each, so that it stays."""
+    storage = context.instance.event_log_storage
+    for result in results:
+        yield result
+        assert result.asset_key is not None
+        assert result.check_name is not None
+        key = dg.AssetCheckKey(result.asset_key, result.check_name)
+        record = storage.get_latest_asset_check_execution_by_key([key]).get(key)
+        target = getattr(record and record.evaluation, "target_materialization_data", None)
+        report(context.instance, result, context.run.run_id, target)
 
 
 def is_reportable(
@@ -175,4 +195,6 @@ def is_reportable(
     if last is None or not last.runless or last.passed != result.passed:
         return True
     same = last.metadata.get(FINDINGS) == result.metadata[FINDINGS].value
+    if last.is_error:  # warnings count minutes and files, which change all the time
+        same &= last.description == result.description
     return not same or last.severity != result.severity or time.time() - last.at >= report_every

@@ -12,10 +12,10 @@ from dagster.components.utils.defs_state import (
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
-from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.loading import PipelineSource, read_list
+from arroyo_dagster.orchestration.loading import PipelineSource, read_state, refresh_list
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import as_variable
@@ -180,17 +180,9 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
             refuse(f"{self._origin}: {error}" if self._origin else str(error))
 
     def write_state_to_path(self, state_path: Path) -> None:
-        """List the pipelines. Where that fails, the last list stays, with the reason.
-
-        Raises:
-            StorageError: it failed, and there is no last list; a load shows `fleet` only, instead.
-        """
-        last = read_list(state_path, self.checkpoint_url) if state_path.is_file() else None
-        listed = self._source().listed(last)
-        if listed.problem is not None and not listed.pipelines and not self._loading:
-            raise StorageError(f"the pipelines cannot be listed: {listed.problem}")
-        state_path.parent.mkdir(parents=True, exist_ok=True)
-        state_path.write_text(listed.to_json(), encoding="utf-8")
+        """List the pipelines: see `refresh_list`."""
+        config = self.defs_state_config
+        refresh_list(self._source(), state_path, config, loading=self._loading)
 
     def build_defs_from_state(
         self, context: dg.ComponentLoadContext, state_path: Path | None
@@ -199,7 +191,7 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
         if state_path is None:
             never = PipelineList(self.checkpoint_url, problem=_NEVER_LISTED)
             return self._definitions(context, never)
-        return self._definitions(context, read_list(state_path, self.checkpoint_url))
+        return self._definitions(context, read_state(state_path, self.checkpoint_url))
 
     def _check_deployment(self, context: dg.ComponentLoadContext) -> None:
         """Refuse two components of one name: their definitions would have the same names."""

@@ -229,9 +229,9 @@ def build_arroyo_definitions(
         return dg.Definitions.merge(shared, *parts.all())
 
     if isinstance(pipelines, PipelineList):
-        return build(pipelines)
+        return build(pipelines.without(gone))
     if pipelines is not None:
-        return build(read_list(pipelines, resource.checkpoint_url))
+        return build(read_list(pipelines, resource.checkpoint_url).without(gone))
     return PipelineSource(
         store=resource,
         directory=directory,

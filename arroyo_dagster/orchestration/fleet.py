@@ -86,11 +86,11 @@ class _Row:
         return {
             "pipeline": self.root,
             "state": self.state,
+            "what": self.note if finding is None else f"{finding.evidence}. {finding.next_step}",
             "epoch": self.epoch,
             "age": None if self.age_micros is None else format_micros(self.age_micros),
             "files": shown.number(self.files),
             "size": None if self.size_bytes is None else format_bytes(self.size_bytes),
-            "what": self.note if finding is None else f"{finding.evidence}. {finding.next_step}",
         }
 
 
@@ -300,12 +300,15 @@ class _Overview:
             verdict = verify_job(self._tools.store.reading(), pipeline.paths, level=1).verdict
         except ArroyoStateError as problem:
             verdict = Verdict(findings=(warning("no-epoch", root, problem.message, _RELOAD),))
-        evidence = "the definitions do not know it"
+        evidence, step = "the definitions do not know it", _RELOAD
+        if root in self._names.pipelines.keys:
+            evidence = "it left the definitions, and is there"
+            step = f"take it out of `gone` if it is in use, or delete its objects; then {_RELOAD}"
         if verdict.errors:
             return _row(
-                age, "broken", error("unknown", root, f"{evidence}; {verdict.errors[0]}", _RELOAD)
+                age, "broken", error("unknown", root, f"{evidence}; {verdict.errors[0]}", step)
             )
-        return _row(age, "unknown", warning("unknown", root, evidence, _RELOAD))
+        return _row(age, "unknown", warning("unknown", root, evidence, step))
 
 
 def _row(age: "JobAge", state: str, finding: Finding | None, note: str | None = None) -> _Row:

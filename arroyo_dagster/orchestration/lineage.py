@@ -10,6 +10,7 @@ from arroyo_dagster.orchestration.pipelines.lineage import mapped, without_cycle
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Names
 
 SINKS_GROUP = "arroyo_sinks"
+"""Of sinks with several writers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,9 @@ def lineage_specs(names: Names, shown: Lineage, freshness: float | None) -> Sequ
     for pipeline in pipelines:
         sources = [dg.AssetKey(key) for key in edges.sources.get(pipeline.root, ())]
         spec = names.spec(CHECKPOINT, pipeline, deps=sources)
+        if sources:  # Dagster's pages hide keys that nobody defines
+            reads = ", ".join(key.to_user_string() for key in sources)
+            spec = spec.merge_attributes(metadata={"arroyo/reads": reads})
         left_out = edges.left_out.get(pipeline.root, ())
         if left_out:
             keys = ", ".join("/".join(key) for key in left_out)
@@ -64,13 +68,13 @@ def lineage_specs(names: Names, shown: Lineage, freshness: float | None) -> Sequ
         if end.connector is not None
     }
     for key, roots in edges.sinks.items():
-        writers = [names.key(CHECKPOINT, names.find(root)) for root in roots]
+        writers = [names.spec(CHECKPOINT, names.find(root)) for root in roots]
         kind = kinds.get(key)
         specs.append(
             dg.AssetSpec(
                 key,
-                deps=writers,
-                group_name=SINKS_GROUP,
+                deps=[writer.key for writer in writers],
+                group_name=writers[0].group_name if len(writers) == 1 else SINKS_GROUP,
                 kinds={kind.replace("_", "")[:32]} if kind else None,
                 description="What these pipelines write; Dagster produces nothing here.",
             )

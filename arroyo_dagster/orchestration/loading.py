@@ -5,22 +5,30 @@ assets than its code server. Whatever fails becomes the `problem` of the last li
 one, which `fleet` shows: the definitions load in any case.
 """
 
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
 # As dagster-fivetran, -airbyte and -tableau do it; Dagster has no public way outside of components.
 from dagster._core.definitions.definitions_load_context import StateBackedDefinitionsLoader
 
-from arroyo_dagster.errors import ArroyoStateError
+# Nor one to the version that a refresh replaces.
+from dagster._core.storage.defs_state.base import DefsStateStorage
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, dagster_home
 from arroyo_dagster.orchestration.secrets import resolve_variables
 from arroyo_dagster.redaction import redact_text, redact_url
+
+if TYPE_CHECKING:
+    from dagster.components.utils.defs_state import DefsStateConfig
 
 LIST_WITHIN = 20.0
 """The most seconds for a list."""
@@ -110,6 +118,62 @@ class _Loader(StateBackedDefinitionsLoader[str]):
 
     def defs_from_state(self, state: str) -> dg.Definitions:
         return self.build(PipelineList.from_json(state))
+
+
+def refresh_list(
+    source: PipelineSource, path: Path, config: "DefsStateConfig", *, loading: bool
+) -> None:
+    """Write the list of a component. Where listing fails, the last list stays, with the reason.
+
+    Args:
+        path: the file; Dagster leaves the last list there, or keeps it as a version.
+        loading: whether definitions load, which then show what is wrong.
+
+    Raises:
+        StorageError: listing failed, and there is no last list.
+        FormatError: the last list cannot be read; it is kept.
+    """
+    text = _last_text(path, config)
+    try:
+        listed = source.listed(None if text is None else PipelineList.from_json(text, str(path)))
+        text = listed.to_json()
+    except FormatError:
+        if not loading:
+            raise
+        assert text is not None
+    else:
+        if listed.problem is not None and not listed.pipelines and not loading:
+            raise StorageError(f"the pipelines cannot be listed: {listed.problem}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _last_text(path: Path, config: "DefsStateConfig") -> str | None:
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    storage = DefsStateStorage.get()
+    if storage is None or config.management_type.value != "VERSIONED_STATE_STORAGE":
+        return None
+    version = storage.get_latest_version(config.key)
+    if version is None or version.startswith("__"):  # of another kind
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state"
+        storage.download_state_to_path(config.key, version, file)
+        return file.read_text(encoding="utf-8")
+
+
+def read_state(path: Path, url: str) -> PipelineList:
+    """Return the list of a component. A list of another URL is in force, and names what to do."""
+    listed, here = read_list(path, url), _display_url(url)
+    if listed.problem is not None or listed.url == here:
+        return listed
+    problem = (
+        f"the list is of {listed.url}, and the checkpoint URL is {here}. Next: run `dg utils "
+        "refresh-defs-state`; if two components share the list, give one a `deployment`, or its "
+        "`defs_state` a `key`"
+    )
+    return replace(listed, problem=problem)
 
 
 def read_list(path: str | Path, url: str) -> PipelineList:

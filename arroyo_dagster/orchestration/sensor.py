@@ -224,7 +224,8 @@ class _Tick:
         self.advanced.append(job.paths)
         key, checkpoint = self.keys.get(job.paths.root), job.checkpoints[-1]
         if key is None:
-            self.unknown.append(job.paths.root)
+            if job.paths.root not in self.names.pipelines.keys:  # else it is called gone
+                self.unknown.append(job.paths.root)
         elif not self._has(key, checkpoint):
             # Epochs may have expired before they were seen; a job that began anew counts from 1.
             new = int(checkpoint.epoch) - before if before else 0

@@ -17,7 +17,11 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, ListedPipeline, PipelineList
+from arroyo_dagster.orchestration.pipelines.model import (
+    LineageEndpoint,
+    ListedPipeline,
+    PipelineList,
+)
 from arroyo_dagster.orchestration.sensor import SensorOptions
 from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
 from arroyo_dagster.state import MemoryStore
@@ -36,6 +40,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 defs = build_arroyo_definitions("memory://x", pipelines=sys.argv[1], mode="maintain")
 repository = defs.get_repository_def()
 repository.validate_loadable()
+assert len(repository.asset_graph.asset_check_keys) == 2 * int(sys.argv[2]) + 1
 RepositorySnap.from_def(repository)
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps([usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024]))
@@ -49,8 +54,10 @@ def listed(count: int) -> PipelineList:
             f"pl_{number}/job_{number}",
             (f"orders-{number}",),
             managed=bool(number % 2),
-            sources=(Endpoint(("kafka", f"orders-{number}"), "source_orders_0", "kafka"),),
-            sinks=(Endpoint(("lake", f"orders_{number // 2}"), "sink_lake_1", "filesystem"),),
+            sources=(LineageEndpoint(("kafka", f"orders-{number}"), "source_orders_0", "kafka"),),
+            sinks=(
+                LineageEndpoint(("lake", f"orders_{number // 2}"), "sink_lake_1", "filesystem"),
+            ),
             sql="INSERT INTO lake SELECT * FROM orders",
         )
         for number in range(count)
@@ -62,7 +69,7 @@ def loaded(folder: Path, count: int) -> tuple[float, float]:
     """The seconds of processor and the MB of a process that loads so many pipelines."""
     file = folder / f"{count}.json"
     file.write_text(listed(count).to_json())
-    command = [sys.executable, "-c", LOAD, str(file)]
+    command = [sys.executable, "-c", LOAD, str(file), str(count)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds, size_mb = json.loads(answer.stdout.splitlines()[-1])
     return seconds, size_mb

@@ -97,7 +97,9 @@ class Prepared:
         url: of Dagster's webserver.
     """
 
-    def __init__(self, url: str, process: WorkspaceProcessContext, jobs: _Jobs) -> None:
+    def __init__(
+        self, url: str, process: WorkspaceProcessContext, jobs: _Jobs | None = None
+    ) -> None:
         self.url = url
         self.jobs = jobs
         self._process = process
@@ -207,9 +209,12 @@ class _Jobs:
         jobs = [*HEALTHY, BROKEN, VANISHED, STOPPED]
         short = path.removeprefix("/api/v1")
         if short == "/jobs":
-            return Reply(body={"data": [_job(paths.job, paths.pipeline) for paths in jobs]})
+            return Reply(body={"data": [job(paths.job, paths.pipeline) for paths in jobs]})
         if short == "/pipelines":
-            found = [_pipeline(str(paths.pipeline or "promotions")) for paths in jobs]
+            found = [
+                pipeline(name, TOPICS.get(name))
+                for name in (str(paths.pipeline or "promotions") for paths in jobs)
+            ]
             return Reply(body={"data": found, "hasMore": False})
         return Reply(404, {"error": "Route not found"})
 
@@ -235,11 +240,12 @@ def _every_half_minute(until_micros: int) -> Callable[[], int]:
     return lambda: until_micros - 30 * SECOND * next(numbers)
 
 
-def _job(job: str, pipeline: str | None) -> dict[str, Any]:
-    stopped = pipeline is None
+def job(identity: str, name: str | None) -> dict[str, Any]:
+    """A job as the API shows it; stopped without the name of its pipeline."""
+    stopped = name is None
     return {
-        "id": job,
-        "pipeline_id": pipeline or "promotions",
+        "id": identity,
+        "pipeline_id": name or "promotions",
         "running_desired": not stopped,
         "state": "Stopped" if stopped else "Running",
         "run_id": 1,
@@ -262,11 +268,16 @@ def _query(source: str, sink: str) -> str:
     )
 
 
-def _pipeline(name: str) -> dict[str, Any]:
+def pipeline(name: str, topics: tuple[str, str] | None) -> dict[str, Any]:
+    """A pipeline as the API shows it.
+
+    Args:
+        topics: what it reads and what it writes.
+    """
     return {
         "id": name,
         "name": name,
-        "query": _query(*TOPICS[name]) if name in TOPICS else "SELECT 1;",
+        "query": _query(*topics) if topics else "SELECT 1;",
         "checkpoint_interval_micros": 30 * SECOND,
         "stop": "none",
         "created_at": 1,
@@ -282,18 +293,33 @@ def _pipeline(name: str) -> dict[str, Any]:
 def prepared(folder: Path) -> Iterator[Prepared]:
     """Serve a prepared instance whose jobs lie below `folder`."""
     jobs = _Jobs(folder)
-    with serving(jobs.answer) as arroyo, dg.instance_for_test(overrides=_INSTANCE) as instance:
-        file = folder / f"{LOCATION}.py"
+    with serving(jobs.answer) as arroyo:
         url = str(folder / "checkpoints")
-        names = {"url": url, "arroyo": arroyo.url, "dataflow": str(WORDS)}
-        file.write_text(DEFINITIONS.format(**names))
-        target = LoadableTargetOrigin(
-            executable_path=sys.executable, python_file=str(file), attribute="defs"
-        )
-        origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name=LOCATION)
-        load = InProcessWorkspaceLoadTarget([origin])
-        with WorkspaceProcessContext(instance, load) as process, _served(process) as address:
+        text = DEFINITIONS.format(url=url, arroyo=arroyo.url, dataflow=str(WORDS))
+        with location(folder, text) as (address, process):
             yield Prepared(address, process, jobs)
+
+
+@contextmanager
+def location(folder: Path, definitions: str) -> Iterator[tuple[str, WorkspaceProcessContext]]:
+    """Serve an instance with a code location in this process. Yields the address of its pages.
+
+    Args:
+        definitions: the text of its module, which binds `defs`.
+    """
+    file = folder / f"{LOCATION}.py"
+    file.write_text(definitions)
+    target = LoadableTargetOrigin(
+        executable_path=sys.executable, python_file=str(file), attribute="defs"
+    )
+    origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name=LOCATION)
+    load = InProcessWorkspaceLoadTarget([origin])
+    with (
+        dg.instance_for_test(overrides=_INSTANCE) as instance,
+        WorkspaceProcessContext(instance, load) as process,
+        _served(process) as address,
+    ):
+        yield address, process
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Runs as Dagster's webserver starts and terminates them: a code server in a process of its own,
 the default run launcher, and GraphQL. A run can be held at a chosen call of its store.
+
+`in_process` is the same in the process of the test, for what pages show.
 """
 
 from __future__ import annotations
@@ -8,18 +10,22 @@ import asyncio
 import dataclasses
 import json
 import logging
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dagster as dg
 import graphql
+from dagster._core.remote_origin import InProcessCodeLocationOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import PythonFileTarget
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget, PythonFileTarget
 from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_iteration
+from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_graphql.schema import create_schema
 
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -116,14 +122,31 @@ class Webserver:
         assert not found.errors, found.errors
         return next(iter(found.data.values()))
 
-    def launch(self, job: str, config: Any, **tags: str) -> str:
-        """Launch a run; its id."""
+    def launch(
+        self,
+        job: str,
+        config: Any,
+        *,
+        checks: Sequence[tuple[Sequence[str], str]] = (),
+        **tags: str,
+    ) -> str:
+        """Launch a run; its id.
+
+        Args:
+            checks: only these, by the paths of their assets.
+        """
+        selector: dict[str, Any] = {
+            "repositoryLocationName": LOCATION,
+            "repositoryName": "__repository__",
+            "jobName": job,
+        }
+        if checks:
+            selector["assetSelection"] = []
+            selector["assetCheckSelection"] = [
+                {"assetKey": {"path": [*path]}, "name": name} for path, name in checks
+            ]
         params = {
-            "selector": {
-                "repositoryLocationName": LOCATION,
-                "repositoryName": "__repository__",
-                "jobName": job,
-            },
+            "selector": selector,
             "runConfigData": config,
             "executionMetadata": {
                 "tags": [{"key": f"dagster/{name}", "value": one} for name, one in tags.items()]
@@ -200,3 +223,68 @@ def webserver(folder: Path, settings: Mapping[str, Any]) -> Iterator[Webserver]:
         WorkspaceProcessContext(instance, target) as process,
     ):
         yield Webserver(instance, process, folder)
+
+
+# ---- in the process of the test ------------------------------------------------------------------
+
+_IN_PROCESS = {
+    "run_coordinator": {
+        "module": "dagster._core.run_coordinator",
+        "class": "DefaultRunCoordinator",
+    },
+    "run_launcher": {
+        "module": "dagster._core.launcher.sync_in_memory_run_launcher",
+        "class": "SyncInMemoryRunLauncher",
+    },
+}
+_CHECKS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
+  ... on AssetNode { assetMaterializations(limit: 1) { timestamp }
+    assetChecksOrError { ... on AssetChecks { checks { name
+      executionForLatestMaterialization { status runId evaluation { severity description } } } } }
+} } }"""
+
+
+class InProcess(Webserver):
+    """The webserver, and the daemon's part. Its runs have ended when `launch` returns."""
+
+    def tick(self) -> None:
+        """Evaluate the sensors, as the daemon does."""
+        time.sleep(1.1)  # their interval
+        logger = logging.getLogger("ticks")
+        assert not any(execute_sensor_iteration(self._process, logger, None, None))
+
+    def checks(self, path: Sequence[str]) -> tuple[str, dict[str, tuple[str, str] | None]]:
+        """The time of the newest event of an asset; the status and severity of its checks, as its
+        page shows them: None if they are not evaluated.
+        """
+        node = self.ask(_CHECKS, key={"path": [*path]})
+        shown: dict[str, tuple[str, str] | None] = {}
+        for check in node["assetChecksOrError"]["checks"]:
+            execution = check["executionForLatestMaterialization"]
+            evaluation = execution and execution["evaluation"]
+            severity = evaluation and evaluation["severity"]
+            shown[check["name"]] = execution and (execution["status"], severity)
+        return node["assetMaterializations"][0]["timestamp"], shown
+
+
+_Server = TypeVar("_Server", bound=InProcess)
+
+
+@contextmanager
+def in_process(folder: Path, definitions: str, kind: type[_Server]) -> Iterator[_Server]:
+    """An instance with a code location in this process.
+
+    Args:
+        definitions: the text of its module, which binds `defs`.
+    """
+    file = folder / "location.py"
+    file.write_text(definitions)
+    target = LoadableTargetOrigin(
+        executable_path=sys.executable, python_file=str(file), attribute="defs"
+    )
+    origin = InProcessCodeLocationOrigin(loadable_target_origin=target, location_name=LOCATION)
+    with (
+        dg.instance_for_test(overrides=_IN_PROCESS) as instance,
+        WorkspaceProcessContext(instance, InProcessWorkspaceLoadTarget([origin])) as process,
+    ):
+        yield kind(instance, process, folder)

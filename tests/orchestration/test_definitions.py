@@ -147,6 +147,28 @@ def test_an_asset_of_the_key_of_a_sink_is_refused_until_the_key_is_left_to_its_o
     dg.Definitions.validate_loadable(defs)
 
 
+def test_a_source_is_named_on_the_page_of_its_reader_and_is_the_users_to_define() -> None:
+    mine = dg.AssetSpec(["kafka", "orders"], group_name="mine")
+    ours = built(pipeline("a/main", sources=(KAFKA,)), pipeline("b/main", sources=(KAFKA,)))
+    defs = dg.Definitions.merge(dg.Definitions(assets=[mine]), ours)
+    dg.Definitions.validate_loadable(defs)
+    graph = defs.resolve_asset_graph()
+    assert graph.get(mine.key).group_name == "mine"
+    for name in "ab":
+        checkpoint = graph.get(dg.AssetKey(["arroyo", name, "main", "checkpoint"]))
+        assert checkpoint.parent_keys == {mine.key}
+        assert checkpoint.metadata["arroyo/reads"] == "kafka/orders"
+
+
+def test_a_sink_stands_in_the_group_of_its_only_writer() -> None:
+    topic = LineageEndpoint(("kafka", "paid"), "sink_paid_1", "kafka")
+    graph = built(
+        pipeline("a/main", sinks=(LAKE, topic)), pipeline("b/main", sinks=(LAKE,))
+    ).resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["kafka", "paid"])).group_name == "arroyo_a_main"
+    assert graph.get(dg.AssetKey(["lake", "orders"])).group_name == "arroyo_sinks"
+
+
 def test_a_sink_with_two_writers_is_one_asset_that_depends_on_both() -> None:
     defs = built(
         pipeline("a/main", sources=(KAFKA,), sinks=(LAKE,)), pipeline("b/main", sinks=(LAKE,))

@@ -12,9 +12,11 @@ from deltalake import DeltaTable
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.operations.query.state import open_state
 from arroyo_dagster.state.planning.exports import TableExport, TargetOptions
 from arroyo_dagster.state.storage import open_store
+from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing, run_word_job, written_by_word_job
 from tests.orchestration.results import failure, materialized
 from tests.orchestration.test_store_options import of_yaml
@@ -84,6 +86,28 @@ def test_an_asset_stands_below_each_pipeline_that_an_export_covers(
     assert [dep.asset_key for dep in specs[KEY].deps] == [checkpoint]
     prepared.build(exports=[export(tmp_path, jobs="shop/*")])
     assert "arroyo_export" not in [job.name for job in prepared.defs.resolve_all_job_defs()]
+
+
+def test_a_pattern_makes_no_asset_of_a_pipeline_without_the_operator(
+    prepared: Any, tmp_path: Path
+) -> None:
+    def exported(operator: str) -> set[str]:
+        prepared.build(exports=[export(tmp_path, jobs="*", operator=operator)])
+        keys = prepared.defs.resolve_all_asset_keys()
+        return {key.path[1] for key in keys if "exported_state" in key.path}
+
+    Written(prepared.store, protocol_job("other")).epochs(1)
+    Written(prepared.store, legacy_job("old")).epochs(1)
+    prepared.store.put(StatePath("new/main/current-generation.json"), b"{}")  # without an epoch
+    assert exported("keep") == {"words", "new"}
+    assert exported("mistyped") == {"words", "other", "old", "new"}
+
+
+def test_an_export_of_an_operator_that_no_pipeline_has_fails_and_names_it(
+    prepared: Any, tmp_path: Path
+) -> None:
+    prepared.build(exports=[export(tmp_path, jobs="*", operator="kep")])
+    assert "keep" in failure(prepared.run("arroyo_export")).description
 
 
 def test_an_export_that_fails_does_not_stop_the_others(prepared: Any, tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ def test_a_vanished_pipeline_is_red_until_it_is_named_as_gone(at_rest: Deploymen
     assert "old" not in states
 
 
+def test_a_pipeline_that_is_called_gone_and_is_there_says_so(at_rest: Deployment) -> None:
+    Written(at_rest.store, legacy_job("old")).epochs(2)
+    at_rest.build()
+    at_rest.build(gone=["old"])
+    at_rest.run("arroyo_verify")
+    check, states = looked(at_rest)
+    assert states["old"] == "unknown"
+    assert "take it out of `gone`" in check.description
+    assert "old" not in str(at_rest.evaluate().skip_message)  # a reload does not find it
+
+
 class Unlisted(Wrapper):
     """A store that cannot be listed."""
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.storage.defs_state.base import set_defs_state_storage
+from dagster.components.utils.defs_state import DefsStateConfigArgs
+from dagster.components.utils.project_paths import get_local_state_path
 
-from arroyo_dagster.errors import StorageError
+from arroyo_dagster.errors import FormatError, StorageError
+from arroyo_dagster.orchestration.component import ArroyoStateComponent
 from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration.loading import read_state
+from arroyo_dagster.orchestration.pipelines import model
+from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath
 from arroyo_dagster.state.storage import open_store
@@ -148,6 +156,102 @@ def test_a_list_in_a_file_is_taken_as_it_is(words: Deployment, home: Path) -> No
     assert KEY in keys(build_arroyo_definitions(words.resource, pipelines=cached(home)))
     nowhere = build_arroyo_definitions(words.resource, pipelines=home / "nowhere.json")
     assert keys(nowhere) == {"arroyo/fleet"}
+
+
+def test_what_is_gone_leaves_a_list_that_is_given(words: Deployment, home: Path) -> None:
+    other = Written(words.store, protocol_job("other"))
+    other.epochs(1)
+    words.build()
+    other.vanish()
+    words.build()
+    for gone, left in (["other/main"], {KEY}), (["words/main"], {KEY.replace("words", "other")}):
+        defs = build_arroyo_definitions(words.resource, pipelines=cached(home), gone=gone)
+        assert {key for key in keys(defs) if key.endswith("checkpoint")} == left
+
+
+# ---- state that Dagster keeps --------------------------------------------------------------------
+
+KINDS = ("LOCAL_FILESYSTEM", "VERSIONED_STATE_STORAGE")
+
+
+class Stored:
+    """A component whose list Dagster keeps, without a DAGSTER_HOME of its own."""
+
+    def __init__(self, folder: Path, storage: Any, kind: str) -> None:
+        self.store = open_store(str(folder / "state"))
+        self._folder, self._storage, self._kind = folder, storage, kind
+
+    def _component(self, url: str) -> ArroyoStateComponent:
+        args: Any = {"management_type": self._kind}
+        return ArroyoStateComponent(checkpoint_url=url, defs_state=DefsStateConfigArgs(**args))
+
+    def refresh(self, url: str | None = None) -> None:
+        """What `dg utils refresh-defs-state` does."""
+        component = self._component(url or str(self._folder / "state"))
+        with set_defs_state_storage(self._storage):
+            version = asyncio.run(component.refresh_state(self._folder))
+        self._storage.set_latest_version(component.defs_state_config.key, version)
+
+    def load(self, url: str | None = None) -> PipelineList:
+        """The list of which definitions are built."""
+        component = self._component(url or str(self._folder / "state"))
+        return read_state(self.path(), component.checkpoint_url)
+
+    def path(self) -> Path:
+        """The file that a load reads."""
+        key = self._component("x").defs_state_config.key
+        if self._kind == KINDS[0]:
+            return get_local_state_path(key, self._folder)
+        file = self._folder / "downloaded"
+        self._storage.download_state_to_path(key, self._storage.get_latest_version(key), file)
+        return file
+
+
+@pytest.fixture(params=KINDS)
+def stored(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stored]:
+    (tmp_path / "dg.toml").write_text('[project]\ndefs_module = "kept_defs"\n')
+    (tmp_path / "kept_defs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "kept_defs", raising=False)
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        monkeypatch.delenv("DAGSTER_HOME", raising=False)
+        yield Stored(tmp_path, instance.defs_state_storage, request.param)
+
+
+def test_a_refresh_forgets_no_pipeline_and_no_key(stored: Stored) -> None:
+    jobs = [Written(stored.store, protocol_job(name)) for name in ("words", "orders")]
+    for job in jobs:
+        job.epochs(1)
+    stored.refresh()
+    jobs[1].vanish()
+    stored.refresh()
+    assert {one.root for one in stored.load().pipelines} == {"words/main", "orders/main"}
+    jobs[0].vanish()
+    stored.refresh()  # of nothing
+    assert len(stored.load().pipelines) == 2
+
+
+def test_a_refresh_overwrites_no_list_that_it_cannot_read(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Written(stored.store, protocol_job("words")).epochs(1)
+    with monkeypatch.context() as later:
+        later.setattr(model, "FORM", 2)
+        stored.refresh()
+    with pytest.raises(FormatError, match="form"):
+        stored.refresh()
+    assert '"form": 2' in stored.path().read_text()
+
+
+def test_a_list_of_another_url_is_named(stored: Stored, tmp_path: Path) -> None:
+    Written(stored.store, protocol_job("words")).epochs(1)
+    stored.refresh()
+    assert stored.load().problem is None
+    other = stored.load(str(tmp_path / "elsewhere"))
+    assert "refresh-defs-state" in (other.problem or "")
+    assert len(other.pipelines) == 1
 
 
 # ---- processes -----------------------------------------------------------------------------------

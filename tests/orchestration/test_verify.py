@@ -129,23 +129,20 @@ def test_an_object_that_changed_since_it_was_verified_is_an_error(at_rest: Deplo
     assert "has another size or etag" in verdict.description
 
 
-def test_checks_can_be_run_from_a_page_and_the_next_run_makes_them_lasting(
+def test_a_pipeline_whose_lost_file_was_restored_is_green_and_audited(
     at_rest: Deployment,
 ) -> None:
-    asset = dg.AssetKey(["arroyo", "words", "main", "checkpoint"])
-    selection = dg.AssetSelection.checks(dg.AssetCheckKey(asset, "restorable"))
-    job = dg.define_asset_job("page", selection=selection)
-    defs = dg.Definitions.merge(at_rest.defs, dg.Definitions(jobs=[job]))
-    result = defs.resolve_job_def("page").execute_in_process(instance=at_rest.instance)
-    (evaluation,) = result.get_asset_check_evaluations()
-    assert evaluation.passed
+    (path, *_) = ParquetBackend(at_rest.store, PATHS).load().paths
+    data = at_rest.store.read(path)
+    assert at_rest.run(VERIFY).success
+    at_rest.store.delete_many([path])
+    assert not at_rest.run(VERIFY).success
+    at_rest.store.put(path, data)
+    assert at_rest.run(VERIFY).success
     last = at_rest.check(KEY, "restorable")
     assert last is not None
-    assert not last.runless
-    at_rest.run(VERIFY, run_config={"ops": {"arroyo_verify_op": {"config": {"pipelines": [KEY]}}}})
-    last = at_rest.check(KEY, "restorable")
-    assert last is not None
-    assert last.runless
+    assert last.passed, last.description
+    assert last.metadata["arroyo/level"] == 4
 
 
 class Unanswering(Wrapper):

@@ -18,7 +18,7 @@ import dagster as dg
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.check_results import check_result
+from arroyo_dagster.orchestration.check_results import check_result, yield_and_report
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
@@ -180,9 +180,8 @@ def observe_states(
                         metadata=summary_metadata(summary),
                         data_version=dg.DataVersion(summary.version),
                     )
-            for check in checks:
-                if check.asset_key == key:
-                    yield view.check(state, check.name)
+            results = (view.check(state, one.name) for one in checks if one.asset_key == key)
+            yield from yield_and_report(context, results)
 
 
 class StatesView:

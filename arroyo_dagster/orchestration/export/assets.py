@@ -50,8 +50,9 @@ def build_exports(
     if len({one.name for one in exports}) < len(exports):
         given = sorted(one.name for one in exports)
         raise InputError("two exports have the same name", exports=given)
+    having = [(one, names.pipelines.exported_by(one)) for one in exports]
     covered = {
-        pipeline: [one for one in exports if one.covers(pipeline.paths)]
+        pipeline: [one for one, roots in having if pipeline.root in roots]
         for pipeline in names.pipelines.pipelines
     }
     covered = {pipeline: found for pipeline, found in covered.items() if found}

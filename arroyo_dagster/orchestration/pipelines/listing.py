@@ -64,6 +64,7 @@ class EpochEnds:
     epoch: int
     managed: bool
     ends: tuple[End, ...]
+    operators: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def merged(
         for pipeline in before.pipelines
         if pipeline.root not in listed
         and facts.get(pipeline.root, NO_FACTS).deleted is None
-        and gone_names(pipeline).isdisjoint(gone)
+        and pipeline.texts.isdisjoint(gone)
     ]
     problem = listing.problem
     if problem is None and not listing.roots and kept:
@@ -141,12 +142,6 @@ def merged(
     )
 
 
-def gone_names(pipeline: ListedPipeline) -> set[str]:
-    """Return the texts by which a user may call a pipeline that is gone."""
-    names = {pipeline.root, "/".join(pipeline.key), pipeline.name, pipeline.current_name}
-    return {name for name in names if name}
-
-
 def with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict[str, Key]:
     keys = dict(given)
     taken = {*keys.values()}
@@ -166,7 +161,7 @@ def _with_facts(pipeline: ListedPipeline, facts: Facts) -> ListedPipeline:
     new, newest = replace(pipeline, current_name=name, sql=sql), facts.newest
     if newest is not None:
         ends: tuple[End, ...] | None = newest.ends
-        new = replace(new, managed=newest.managed, epoch=newest.epoch)
+        new = replace(new, managed=newest.managed, epoch=newest.epoch, operators=newest.operators)
     elif sql == pipeline.sql or pipeline.managed:
         return new  # its sources and sinks are as they were
     else:
@@ -396,6 +391,7 @@ def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
         if head is None:
             return None
         progress, names = head.progress, head.operators
+        every = tuple(map(str, names))
         if progress is None:  # of Arroyo's operators only sources and sinks are read
             names = tuple(name for name in names if ends_of_arroyo({name: ()}))
         operators = [reader.load_operator_metadata(name, epoch) for name in names]
@@ -403,10 +399,11 @@ def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
         checkpoint = reader.load_checkpoint_metadata(epoch)
         progress, operators = checkpoint.progress, checkpoint.operators
         names = tuple(one.operator for one in checkpoint.operators)
+        every = tuple(map(str, names))
     configs = {
         str(name): () if operator is None else tuple(operator.configs.values())
         for name, operator in zip(names, operators, strict=True)
     }
     if progress is None:
-        return EpochEnds(epoch, False, tuple(ends_of_arroyo(configs)))
-    return EpochEnds(epoch, True, tuple(ends_of_managed(configs, progress.offsets)))
+        return EpochEnds(epoch, False, tuple(ends_of_arroyo(configs)), every)
+    return EpochEnds(epoch, True, tuple(ends_of_managed(configs, progress.offsets)), every)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from arroyo_dagster.state.model.json_fields import Fields, parse_json
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.layout import JobPaths
+    from arroyo_dagster.state.planning.exports import TableExport
 
 FORM = 1
 """The version of the JSON form of a list."""
@@ -51,7 +52,8 @@ class ListedPipeline:
         current_name: its name as Arroyo last said.
         managed: whether it is a managed job; None = no epoch of it was ever read.
         sql: its SQL without the values of secret options, as Arroyo last said.
-        epoch: the epoch from which its sources and sinks were read; None = none was.
+        epoch: the epoch from which its sources, sinks and operators were read; None = none was.
+        operators: their ids; empty = not known.
     """
 
     root: str
@@ -63,6 +65,13 @@ class ListedPipeline:
     sinks: tuple[LineageEndpoint, ...] = ()
     sql: str | None = None
     epoch: int | None = None
+    operators: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> set[str]:
+        """The texts by which a user may call it."""
+        names = {self.root, "/".join(self.key), self.name, self.current_name}
+        return {name for name in names if name}
 
     @property
     def paths(self) -> JobPaths:
@@ -98,6 +107,30 @@ class PipelineList:
     def by_root(self) -> Mapping[str, ListedPipeline]:
         """The pipelines by their roots."""
         return {pipeline.root: pipeline for pipeline in self.pipelines}
+
+    def without(self, gone: Collection[str]) -> PipelineList:
+        """Return the list without what the user says is gone.
+
+        Args:
+            gone: roots; of pipelines that the last listing did not find, also their names or keys.
+        """
+        left = tuple(
+            one
+            for one in self.pipelines
+            if one.root not in gone and (one.root not in self.missing or one.texts.isdisjoint(gone))
+        )
+        return replace(self, pipelines=left)
+
+    def exported_by(self, export: TableExport) -> set[str]:
+        """Return the roots of the pipelines that an export covers, and that have its operator.
+
+        Those whose operators are not known count as well. All that it covers, if none is known to
+        have the operator: its run says so.
+        """
+        covered = {one.root: one.operators for one in self.pipelines if export.covers(one.paths)}
+        having = {root for root, operators in covered.items() if export.operator in operators}
+        unknown = {root for root, operators in covered.items() if not operators}
+        return having | unknown if having else set(covered)
 
     def to_json(self) -> str:
         """Return the list as JSON; `from_json` reads it."""
@@ -158,6 +191,7 @@ def _pipeline(fields: Fields) -> ListedPipeline:
         sinks=tuple(map(_endpoint, fields.objects("sinks"))),
         sql=fields.optional_text("sql"),
         epoch=fields.optional_number("epoch"),
+        operators=fields.texts("operators"),
     )
     if path_error(pipeline.root) or pipeline.root.count("/") > 1:
         raise fields.wrong("root", "the root of a job", pipeline.root)

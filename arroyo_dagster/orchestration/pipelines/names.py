@@ -17,7 +17,6 @@ Key = tuple[str, ...]
 
 # A dash stays between ordinary characters: `--` begins an escape, and `---` never occurs.
 _ESCAPED = re.compile(r"-(?![A-Za-z0-9_])|[^A-Za-z0-9_-]")
-_ESCAPE = re.compile(r"--(?:([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{6}))")
 _SECOND = "---"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9]+")
 
@@ -40,22 +39,6 @@ def _escape(code: int) -> str:
     if code < 0x100:
         return f"--{code:02x}"
     return f"--u{code:04x}" if code < 0x10000 else f"--U{code:06x}"
-
-
-def name_of(part: str) -> str:
-    """Return the name that `key_part` made `part` of.
-
-    Raises:
-        InputError: it made it of none.
-    """
-    name = _ESCAPE.sub(lambda found: _character(int(next(filter(None, found.groups())), 16)), part)
-    if not name or key_part(name) != part:
-        raise InputError("no name has this part of an asset key", part=part)
-    return name
-
-
-def _character(code: int) -> str:
-    return chr(code) if code < 0x110000 else ""
 
 
 def with_id(part: str, identity: str) -> str:

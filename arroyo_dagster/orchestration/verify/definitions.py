@@ -14,6 +14,7 @@ from arroyo_dagster.orchestration.check_results import (
     is_reportable,
     last_results,
     report,
+    yield_and_report,
 )
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
@@ -189,7 +190,8 @@ def _checks(
                 history=reported_epochs(instance, names.key(CHECKPOINT, pipeline)),
             ).results
 
-        yield from serve(context, list(wanted), work, BoundsConfig(), names.tools(context))
+        results = serve(context, list(wanted), work, BoundsConfig(), names.tools(context))
+        yield from yield_and_report(context, results)
 
     return checks
 

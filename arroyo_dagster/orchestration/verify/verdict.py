@@ -130,10 +130,12 @@ def _restorable(
     metadata: dict[str, Any] = {LISTING: listing_digest(objects), LEVEL: level}
     audited = time.time() if level == MAX_LEVEL else audited_at(last)
     metadata[AUDITED] = shown.timestamp(int(audited * 1e6)) if audited else None
+    unknown = {AUDITED: None}  # what is repaired after an error is compared to nothing, and audited
     try:
         job = verify_job(store, paths, level=level)
     except NotFoundError as problem:
-        return Verdict(findings=(_missing(turn.pipeline, problem, bool(objects)),)), metadata
+        verdict = Verdict(findings=(_missing(turn.pipeline, problem, bool(objects)),))
+        return verdict, metadata | unknown
     findings = list(job.verdict.findings)
     before = None if last is None else _fingerprint(last.metadata.get(FILES))
     files = epoch_fingerprint(store, paths, job.epoch, objects)
@@ -143,10 +145,11 @@ def _restorable(
             now_there = epoch_fingerprint(store, paths, before.epoch, objects)
         changed = [] if now_there is None else before.changed(now_there)
         findings += [_changed(turn.pipeline, before.epoch, name) for name in changed]
-    metadata |= {
-        "arroyo/epoch": int(job.epoch),
-        FILES: None if files is None else json.dumps([files.epoch, files.operators]),
-    }
+    metadata["arroyo/epoch"] = int(job.epoch)
+    if not job.passed:
+        metadata |= unknown
+    elif files is not None:
+        metadata[FILES] = json.dumps([files.epoch, files.operators])
     return Verdict(findings=tuple(findings), inspected=job.verdict.inspected), metadata
 
 

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-RESTORE_OBJECT = "restore the object, or restore an epoch that does not list it"
+RESTORE_OBJECT = "restore the object (backup, `gc undelete JOB`) or an epoch that does not list it"
 KEEP_AND_REPORT = "keep the object and report it; restore an epoch that does not list it"
 ANOTHER_EPOCH = "choose another epoch; `arroyo-state epochs` lists them"
 
