@@ -428,7 +428,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.49
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.54
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

@@ -16,10 +16,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import Endpoint, ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.sensor import SensorOptions
-from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    PipelineList,
+    SensorOptions,
+    VerifyOptions,
+    build_arroyo_definitions,
+)
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
 from arroyo_dagster.state import MemoryStore
 from tests.fleets import Written, protocol_job
 
@@ -49,8 +53,10 @@ def listed(count: int) -> PipelineList:
             f"pl_{number}/job_{number}",
             (f"orders-{number}",),
             managed=bool(number % 2),
-            sources=(Endpoint(("kafka", f"orders-{number}"), "source_orders_0", "kafka"),),
-            sinks=(Endpoint(("lake", f"orders_{number // 2}"), "sink_lake_1", "filesystem"),),
+            sources=(LineageEndpoint(("kafka", f"orders-{number}"), "source_orders_0", "kafka"),),
+            sinks=(
+                LineageEndpoint(("lake", f"orders_{number // 2}"), "sink_lake_1", "filesystem"),
+            ),
             sql="INSERT INTO lake SELECT * FROM orders",
         )
         for number in range(count)

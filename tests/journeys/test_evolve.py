@@ -557,7 +557,7 @@ def test_a_table_of_another_version_of_values_is_refused() -> None:
 
 
 def test_a_table_that_nobody_knows_is_carried_only_with_equal_columns() -> None:
-    from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+    from arroyo_dagster.state import timestamp_table_config
     from tests.arroyo_jobs import EVENTS, GROUPS
 
     def unknown(schema: pa.Schema) -> Any:

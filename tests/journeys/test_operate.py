@@ -20,8 +20,8 @@ from arroyo_dagster import (
     OrphansConfig,
     build_arroyo_definitions,
 )
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.planning import polling
-from arroyo_dagster.state.storage.memory import MemoryStore
 from arroyo_dagster.state.storage.urls import parse_url
 from tests.contract.conftest import BACKENDS
 from tests.documentation import PROJECT, blocks

@@ -11,10 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.planning.exports import TableExport, TargetOptions
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.orchestration import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.state import TableExport, TargetOptions, open_state, open_store
 from tests.jobs import listing, run_word_job, written_by_word_job
 from tests.orchestration.results import failure, materialized
 from tests.orchestration.test_store_options import of_yaml

@@ -13,10 +13,8 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.orchestration import ArroyoStateStore, build_arroyo_definitions
+from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath, open_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job

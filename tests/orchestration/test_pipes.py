@@ -25,19 +25,19 @@ from dagster._core.pipes.utils import (
 )
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipes import (
-    EXTERNAL_TAG,
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    ArroyoStateStore,
+    InProcessRunner,
+    MaintenanceRunner,
     PipesRunner,
-    load_client,
+    build_arroyo_definitions,
     run_pipes_command,
 )
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
+from arroyo_dagster.orchestration.pipes import EXTERNAL_TAG, load_client
 from arroyo_dagster.orchestration.serving import WAITING
+from arroyo_dagster.state import open_store, verify_job
 from arroyo_dagster.state.metadata.lease import lease, newest_lease
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage.remote.open import open_store
 from tests.documentation import blocks
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured

@@ -9,14 +9,9 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.orchestration.sensor import (
-    SensorOptions,
-    decode_cursor,
-    decode_poll,
-    encode_cursor,
-)
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.orchestration import SensorOptions
+from arroyo_dagster.orchestration.sensor import decode_cursor, decode_poll, encode_cursor
+from arroyo_dagster.state import Epoch, JobPaths, WorkerGeneration
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 from arroyo_dagster.state.planning.polling import Requests, poll_interval_seconds, quiet_poll

@@ -14,12 +14,16 @@ from dagster._core.definitions.definitions_load_context import (
 from dagster.components.testing import create_defs_folder_sandbox
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration import (
+    ArroyoDirectory,
+    ArroyoOptions,
+    ArroyoStateComponent,
+    ArroyoStateStore,
+    SparkSessionResource,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.orchestration.secrets import NamedSecrets
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.fleets import Written, protocol_job
 from tests.secrets import CANARY, assert_no_canary

@@ -17,8 +17,7 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.sensor import execute_sensor_iteration
 
-from arroyo_dagster.state import ParquetBackend
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import ParquetBackend, open_store
 from tests.fleets import Written, protocol_job
 from tests.orchestration.launching import LOCATION, Webserver
 

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import pytest
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.orchestration import PipelineList
 from arroyo_dagster.orchestration.pipelines.lineage import without_cycles
 from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
-from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.state import Layout, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.storage.wrappers import Wrapper

@@ -10,26 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state import (
+    CheckpointState,
+    Epoch,
+    JobId,
+    JobPaths,
+    OperatorId,
+    PipelineId,
+    PlanKind,
+    Retention,
+    StatePath,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.garbage import (
     DAY_MICROS,
     GRACE_MICROS,
     MARGIN_MICROS,
     SKEW_MICROS,
     EpochRoot,
-    PlanKind,
     Quarantined,
-    Retention,
     Root,
     Roots,
-)
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    WorkerGeneration,
 )
 from arroyo_dagster.state.model.job_facts import (
     Absence,
@@ -39,7 +40,7 @@ from arroyo_dagster.state.model.job_facts import (
     SourceAnswer,
     merge_answers,
 )
-from arroyo_dagster.state.model.layout import JobPaths, staged_name
+from arroyo_dagster.state.model.layout import staged_name
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import (

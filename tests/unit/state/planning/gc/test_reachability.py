@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
+from arroyo_dagster.state import (
+    CheckpointState,
+    Epoch,
+    JobPaths,
+    OperatorId,
+    StatePath,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.checkpoints import LostObject
 from arroyo_dagster.state.model.garbage import (
     MARGIN_MICROS,
     JobPins,
@@ -18,9 +26,7 @@ from arroyo_dagster.state.model.garbage import (
     Root,
     Roots,
 )
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.gc.reachability import (
     check_aliases,

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state import CheckpointState, Epoch, JobId
 from arroyo_dagster.state.model.garbage import SKEW_MICROS, Roots
-from arroyo_dagster.state.model.ids import Epoch, JobId
 from arroyo_dagster.state.model.job_facts import (
     Absence,
     CheckpointFacts,

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    Epoch,
+    HealthLimits,
+    JobId,
+    StatePath,
+    TableConfig,
+    TableName,
+)
 from arroyo_dagster.state.model.garbage import JobPins, Pin
-from arroyo_dagster.state.model.health import EpochFigures, HealthLimits, TableFigures
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
+from arroyo_dagster.state.model.health import EpochFigures, TableFigures
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    TableConfig,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.health_checks.facts import (
     FileAtEpoch,
     Found,

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
+    AuditSettings,
+    Checkpoint,
     Epoch,
     JobId,
+    JobPaths,
     PipelineId,
     StatePath,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.verify.audit import (
     AuditFacts,
     KeyCounts,

@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    Epoch,
+    OperatorId,
+    StatePath,
+    TableConfig,
+    TableName,
+)
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    TableConfig,
 )
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.checks import (

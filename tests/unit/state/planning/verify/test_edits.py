@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
+from arroyo_dagster.state import Checkpoint, Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.verify.edits import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, RunProgress
-from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
+from arroyo_dagster.state import Checkpoint, JobPaths, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.checkpoints import RunProgress
+from arroyo_dagster.state.model.layout import rewritten_attempt
 from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TimeFile
 from arroyo_dagster.state.planning.verify.edits import undone_files

@@ -6,31 +6,31 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     Checkpoint,
+    Epoch,
+    JobId,
+    JobPaths,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    TableConfig,
+    TableName,
+    WorkerGeneration,
+)
+from arroyo_dagster.state.model.checkpoints import (
     CurrentGeneration,
     EpochRecord,
     Manifest,
     RunProgress,
 )
 from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     StoredSchema,
-    TableConfig,
     TimeFile,
 )
 from arroyo_dagster.state.planning.restore.reads import restore_plan
