@@ -27,7 +27,6 @@ from arroyo_dagster.state import (
     range_for_server,
 )
 from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
-from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
@@ -92,24 +91,6 @@ def test_a_key_or_value_that_does_not_encode_changes_nothing(store: MemoryStore)
     assert subtask.write() == ()
 
 
-def test_what_the_manager_refuses_does_not_stay_in_memory(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert("a", 1)
-
-    def refuse(message: TableChange) -> None:
-        raise InputError("stopped")
-
-    subtask.view._send = refuse
-    for change in (
-        lambda: subtask.view.insert("a", 2),
-        lambda: subtask.view.remove("a"),
-        lambda: subtask.view.take("a"),
-    ):
-        with pytest.raises(InputError):
-            change()
-        assert subtask.view.get_all() == {"a": 1}
-
-
 def test_keys_that_python_cannot_hash_are_looked_up_but_not_listed(store: MemoryStore) -> None:
     config = global_table_config("g", key=list[int], value=int)
     view = Subtask(store, config, list[int]).view
@@ -164,25 +145,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
 
 
 # ---- merging files -------------------------------------------------------------------------------
-
-
-def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert_many([("a", 1), ("b", 2)])
-    subtask.write()
-    oldest = list(subtask.files)
-    subtask.view.remove("a")
-    subtask.view.insert("c", 3)
-    subtask.write()
-    subtask.view.insert("c", 4)
-    subtask.write()
-    younger = subtask.files[len(oldest) :]
-    done = subtask.table.compact_data(younger, name_file, from_oldest=False)
-    assert len(done.merged.output_paths) == 2
-    assert all(is_compacted(path) for path in done.merged.output_paths)
-    for order in (done.merged.output_paths, done.merged.output_paths[::-1]):
-        subtask.files = [*oldest, *order]
-        assert subtask.reloaded() == {"b": 2, "c": 4}
 
 
 # ---- versions ------------------------------------------------------------------------------------
