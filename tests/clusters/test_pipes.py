@@ -38,7 +38,6 @@ JOB: dict[str, Any] = {
     "sinks": 0,
 }
 PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
-KEY = str(PATHS.root)
 COMPACT = {"policy": "full", "wait_seconds": 0.0}
 SCRIPT = """
 from arroyo_dagster.cli.pipes import serve

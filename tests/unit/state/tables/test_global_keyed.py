@@ -64,11 +64,6 @@ class Subtask:
         self.files.extend(report.paths)
         return report.paths
 
-    def reloaded(self) -> dict[Any, Any]:
-        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(self.table, str, int, lambda _: None)
-        view.follow(self.files)
-        return view.get_all()
-
 
 @pytest.fixture
 def store() -> MemoryStore:

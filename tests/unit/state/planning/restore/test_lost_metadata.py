@@ -39,7 +39,6 @@ class Ids:
 # ---- ids -----------------------------------------------------------------------------------------
 
 DIRECTORY = "checkpoints/checkpoint-0000007"
-IN_GENERATION = f"pl/job/generations/2/{DIRECTORY}"
 
 
 @pytest.mark.parametrize(

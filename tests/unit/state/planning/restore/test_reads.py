@@ -8,11 +8,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
     Checkpoint,
     Epoch,
-    JobId,
-    JobPaths,
     KeyRange,
     OperatorCheckpoint,
-    PipelineId,
     StatePath,
     TableConfig,
     TableName,
@@ -37,8 +34,6 @@ from arroyo_dagster.state.planning.restore.reads import (
     unfinished_attempts,
 )
 from tests.unit.state.planning import values
-
-PROTOCOL = JobPaths(JobId("main"), PipelineId("words"))
 
 
 def level(*names: str) -> Level:

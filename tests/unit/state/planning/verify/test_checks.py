@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
@@ -18,7 +16,6 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
     GlobalKeyedFiles,
 )
 from arroyo_dagster.state.planning.restore.reads import restore_plan
@@ -28,7 +25,6 @@ from arroyo_dagster.state.planning.verify.checks import (
     Severity,
     StoredFile,
     every_job_recent,
-    files_exist,
     restorable,
 )
 from tests.unit.state.planning import values
@@ -87,22 +83,7 @@ def verdict_on(
 # ---- files_exist ---------------------------------------------------------------------------------
 
 
-def test_a_missing_file_and_an_empty_one_are_errors_that_name_them() -> None:
-    verdict = files_exist(checkpoint(), {TIMED: 0})
-    assert not verdict.passed
-    assert [(one.code, one.object) for one in verdict.findings] == [
-        ("file-missing", GLOBAL),
-        ("file-empty", TIMED),
-    ]
-    assert "operator op at epoch 3" in verdict.findings[0].evidence
-    assert str(verdict.findings[0]).endswith(verdict.findings[0].next_step)
-
-
 # ---- restorable ----------------------------------------------------------------------------------
-
-
-def test_what_fits_is_restorable() -> None:
-    assert verdict_on(stored()) == (True, [])
 
 
 def test_an_epoch_that_is_committing_is_restorable_and_an_orphaned_one_is_not() -> None:
@@ -110,22 +91,6 @@ def test_an_epoch_that_is_committing_is_restorable_and_an_orphaned_one_is_not() 
     for state in ("INVISIBLE", "UNCLAIMED", "ORPHANED"):
         at = checkpoint(CheckpointState[state])
         assert verdict_on(stored(), at) == (False, ["not-restorable-state"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"problem": "a footer that does not decode"}, "file-broken"),
-        ({"columns": PAIR}, "columns-differ"),
-        ({"columns": ROW[::-1]}, "columns-differ"),
-        ({"columns": (replace(ROW[0], nullable=False), ROW[1])}, "columns-differ"),
-        ({"min_routing_key": 9}, "routing-keys-outside"),
-        ({"max_routing_key": 21}, "routing-keys-outside"),
-        ({"max_timestamp_micros": 51}, "timestamps-outside"),
-    ],
-)
-def test_what_does_not_fit_is_an_error(changes: dict[str, Any], code: str) -> None:
-    assert verdict_on(stored(**changes)) == (False, [code])
 
 
 def test_bounds_wider_than_the_rows_and_missing_statistics_are_fine() -> None:
@@ -144,15 +109,6 @@ def test_a_file_that_a_restore_opens_must_be_there_and_others_need_not() -> None
     files = stored()
     del files[TIMED]
     assert verdict_on(files, late) == (True, [])
-
-
-def test_a_table_without_its_configuration_is_an_error() -> None:
-    configs = {COUNTS: TableConfig(config=GlobalKeyedConfig(table=COUNTS))}
-    at = checkpoint(configs=configs)
-    assert verdict_on(stored(), at) == (False, ["table-configuration"])
-    wrong = {**configs, ROWS: TableConfig(config=GlobalKeyedConfig(table=ROWS))}
-    at = checkpoint(configs=wrong)
-    assert verdict_on(stored(), at) == (False, ["table-configuration"])
 
 
 # ---- every_job_recent ----------------------------------------------------------------------------

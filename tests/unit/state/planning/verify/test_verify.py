@@ -46,7 +46,7 @@ from arroyo_dagster.state.planning.verify.files import (
 )
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.protocol import ProtocolFacts, protocol_findings
-from arroyo_dagster.state.planning.verify.restore import owner_findings, subtask_restores
+from arroyo_dagster.state.planning.verify.restore import owner_findings
 from tests.unit.state.planning import values
 
 HALF = 2**63
@@ -109,11 +109,6 @@ def codes(found: Iterable[Finding]) -> list[str]:
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def test_a_file_as_it_should_be_gives_nothing() -> None:
-    assert codes(file_findings(listed(), facts())) == []
-    assert codes(file_findings(listed(), FileFacts(size_bytes=1))) == []
-
-
 def test_row_counts_that_contradict_each_other_are_one_error() -> None:
     for found in (facts({"rows": 6}), facts({"row_groups": (2, 2)}), facts(rows=4)):
         assert codes(file_findings(listed(), found)) == ["error rows-differ"]
@@ -146,11 +141,6 @@ def test_one_cause_is_told_once() -> None:
 def test_rows_from_before_1970_are_a_warning() -> None:
     found = facts(min_timestamp_micros=-5)
     assert codes(file_findings(listed(), found)) == ["warning time-before-1970"]
-
-
-def test_a_file_that_no_restore_opens_may_be_gone() -> None:
-    assert codes(file_findings(listed(), None)) == ["error file-missing"]
-    assert codes(file_findings(listed(opened=False), None)) == ["warning file-missing"]
 
 
 def test_arroyo_migrates_one_step_and_we_any_number() -> None:
@@ -215,20 +205,6 @@ def test_a_subtask_that_would_not_open_the_file_of_its_rows_is_found() -> None:
     assert codes(owner_findings(plan, found, {PATH})) == []
 
 
-def test_what_a_restore_costs_each_subtask() -> None:
-    wide = entry(max_timestamp_micros=900, max_routing_key=HALF)
-    at = checkpoint(rows=expiring(wide), pairs=GlobalKeyedFiles(files=(StatePath("j/p"),)))
-    found = {PATH: facts({"row_groups": (3, 2)}, live=(4, 1)), StatePath("j/p"): facts()}
-    costs = subtask_restores(restore_plan(at, 2), found)
-    assert [(one.table, one.subtask, one.rows, one.size_bytes, one.requests) for one in costs] == [
-        ("rows", 0, 4, 100, 4),
-        ("rows", 1, 1, 100, 4),
-        ("pairs", 0, 5, 100, 3),
-        ("pairs", 1, 5, 100, 3),
-    ]
-    assert [one.rows for one in subtask_restores(restore_plan(at, 2), {})] == [None] * 4
-
-
 # ---- epoch after epoch ---------------------------------------------------------------------------
 
 
@@ -246,13 +222,6 @@ def test_a_file_may_leave_the_list_when_it_expired_or_was_merged() -> None:
     merged = replace(kept, path=StatePath("j/merged"), compaction_generation=1)
     assert lost(before, checkpoint(3, rows=expiring(new, merged))) == [("file-doubled", "j/new")]
     assert lost(before, checkpoint(3, rows=expiring(merged))) == []
-
-
-def test_a_late_merge_does_not_explain_what_is_newer_than_its_inputs() -> None:
-    late = entry("j/late", epoch=Epoch(3), max_timestamp_micros=900)
-    merged = entry("j/m", epoch=Epoch(2), compaction_generation=1, max_timestamp_micros=900)
-    before = checkpoint(3, rows=expiring(late))
-    assert lost(before, checkpoint(4, rows=expiring(merged))) == [("file-lost", "j/late")]
 
 
 def test_the_same_entry_under_another_name_is_not_lost() -> None:
@@ -348,10 +317,6 @@ def edited(path: StatePath, **changes: Any) -> ProtocolFacts:
     found = protocol()
     objects = {**found.objects, path: replace(found.objects[path], **changes)}  # type: ignore[type-var]
     return replace(found, objects=objects)
-
-
-def test_objects_that_agree_give_nothing() -> None:
-    assert protocol_findings(protocol()) == []
 
 
 def test_an_orphaned_parent_is_an_error() -> None:
