@@ -65,11 +65,7 @@ SECOND = 1_000_000
 def window_config(schema: pa.Schema, keys: Sequence[str], *, retention: int = 10) -> TableConfig:
     """Table `t` of a tumbling window."""
     return timestamp_table_config(
-        "t",
-        "tumbling_intermediate",
-        retention_micros=retention * SECOND,
-        schema=schema,
-        keys=keys,
+        "t", "tumbling_intermediate", retention_micros=retention * SECOND, schema=schema, keys=keys
     )
 
 
@@ -443,8 +439,7 @@ def begun(layout: Layout, epochs: int = 4, name: str = "job_x") -> ArroyoJob:
         times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]
         window = table_rows(EVENTS, [[f"k{n % 4}" for n in range(6)], [at] * 6, times])
         totals = table_rows(
-            without_keys(GROUPS),
-            [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]],
+            without_keys(GROUPS), [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]]
         )
         tuples = table_rows(
             without_keys(TUPLES),

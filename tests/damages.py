@@ -798,9 +798,7 @@ LEGACY = (
 
 
 def _record_of(
-    scene: Scene,
-    merged: tuple[OperatorId, TableName, StatePath],
-    outputs: tuple[StatePath, ...],
+    scene: Scene, merged: tuple[OperatorId, TableName, StatePath], outputs: tuple[StatePath, ...]
 ) -> CompactionRecord:
     operator, table, path = merged
     assert scene.paths.pipeline is not None

@@ -22,11 +22,7 @@ from arroyo_dagster.cli.rendering import print_table
 from arroyo_dagster.cli.surgery.rendering import print_plan
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.spark.surgery.bootstrap import (
-    Bootstrap,
-    computed_bootstrap,
-    encoded_arguments,
-)
+from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, computed_bootstrap, encoded_arguments
 from arroyo_dagster.state import (
     JobPaths,
     Layout,
@@ -120,10 +116,7 @@ def _evolve() -> None:
     _title("2. Evolve: statements reordered, min(v) and sum(v) added, count(distinct) moved")
     source = sql_job(Layout.PROTOCOL, "job_a")
     now = Sql(
-        ids=SHIFTED,
-        window=(COUNT, LEAST, SUM),
-        totals=(SUM, SUMS, COUNT, MOST),
-        distinct=(2,),
+        ids=SHIFTED, window=(COUNT, LEAST, SUM), totals=(SUM, SUMS, COUNT, MOST), distinct=(2,)
     )
     job = sql_job(Layout.PROTOCOL, "job_b", now, base=7, epochs=2)
     before = loaded(job.store, job.paths)

@@ -87,10 +87,7 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "sdf": ({"dataflow"}, set()),
     "sdf_testing": ({"dataflow"}, set()),
     "spark": (BASE | {"state", "dataflow"}, {"pyspark", "py4j", "pyarrow"}),
-    "orchestration": (
-        BASE | {"state", "dataflow", "spark"},
-        {"dagster", "pydantic", "pendulum"},
-    ),
+    "orchestration": (BASE | {"state", "dataflow", "spark"}, {"dagster", "pydantic", "pendulum"}),
     "orchestration.resources": (  # a session over Spark Connect
         BASE | {"state", "dataflow", "spark", "orchestration"},
         {"dagster", "pydantic", "pyspark"},

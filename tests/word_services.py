@@ -202,8 +202,7 @@ def kept(store: ObjectStore, service: str, sink: str) -> list[Any]:
     assert isinstance(files, GlobalKeyedFiles)
     writes = GlobalKeyedTable(config, store).last_writes(files.files)
     return sorted(
-        (json.loads(codec_for(bytes).decode(last[1])) for last in writes.values() if last),
-        key=str,
+        (json.loads(codec_for(bytes).decode(last[1])) for last in writes.values() if last), key=str
     )
 
 

@@ -16,11 +16,7 @@ from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.surgery.graphs import StoredGraph
 from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
-from arroyo_dagster.state.operations.surgery.graphs.find import (
-    FoundGraph,
-    find_graph,
-    find_places,
-)
+from arroyo_dagster.state.operations.surgery.graphs.find import FoundGraph, find_graph, find_places
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
 from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA, unpack

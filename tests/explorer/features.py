@@ -19,17 +19,7 @@ from tests.damages import field_ends
 from tests.explorer import ours
 from tests.explorer.oracle import MANIFEST, METADATA, OPERATOR, OURS, Watch, Watches
 from tests.explorer.setting import Setting
-from tests.explorer.world import (
-    DAY,
-    HOUR,
-    SECOND,
-    WRITERS,
-    Clock,
-    Hands,
-    Objects,
-    Process,
-    World,
-)
+from tests.explorer.world import DAY, HOUR, SECOND, WRITERS, Clock, Hands, Objects, Process, World
 
 SHARE = 0.35
 """Of the schedules so many have a feature, and one of five of those has two."""

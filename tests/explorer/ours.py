@@ -386,12 +386,7 @@ def _write_epoch(
 
 
 def _report(
-    hands: Hands,
-    run: OpaqueRun,
-    job: Job,
-    name: OperatorId,
-    subtask: int,
-    chance: random.Random,
+    hands: Hands, run: OpaqueRun, job: Job, name: OperatorId, subtask: int, chance: random.Random
 ) -> SubtaskCheckpoint:
     epoch, generation = run.next_epoch, run.generation
     configs = CONFIGS[job.two_phase] if name == OPERATOR else CONFIGS[False][:1]

@@ -18,16 +18,9 @@ from arroyo_dagster.state.codec import compaction_records, metadata, records, re
 from arroyo_dagster.state.codec import gc as collecting
 from arroyo_dagster.state.model import garbage as model
 from arroyo_dagster.state.model import ids, objects
-from arroyo_dagster.state.operations.gc import (
-    inventory as inventory,
-)
-from arroyo_dagster.state.operations.gc import (
-    quarantine,
-    undelete,
-)
-from arroyo_dagster.state.operations.gc import (
-    root_reader as roots_read,
-)
+from arroyo_dagster.state.operations.gc import inventory as inventory
+from arroyo_dagster.state.operations.gc import quarantine, undelete
+from arroyo_dagster.state.operations.gc import root_reader as roots_read
 from arroyo_dagster.state.planning.gc import dead_jobs, epoch_roots, expiry, orphans
 
 MOST = 50_000

@@ -15,13 +15,7 @@ from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
-from tests.explorer.ending import (
-    check_end,
-    check_leases,
-    check_removed,
-    check_verified,
-    finish,
-)
+from tests.explorer.ending import check_end, check_leases, check_removed, check_verified, finish
 from tests.explorer.features import (
     CHANGES_OF_ROWS,
     OF_ARROYO_JOBS,

@@ -166,9 +166,7 @@ def options(**more: Any) -> EditOptions:
 
 
 @LAYOUTS
-def test_a_restore_loads_what_the_events_say_and_sources_go_on_from_the_cut(
-    layout: Layout,
-) -> None:
+def test_a_restore_loads_what_the_events_say_and_sources_go_on_from_the_cut(layout: Layout) -> None:
     job = sql_job(layout, "job_b")
     before = listing(job.store)
     sink = state_of(job.store, job.paths)[IDS["sink"]]

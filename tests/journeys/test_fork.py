@@ -38,13 +38,7 @@ from arroyo_dagster.state.tables.known.sources import (
     NexmarkConfig,
     NexmarkSourceState,
 )
-from tests.arroyo_jobs import (
-    EVENTS,
-    SECOND,
-    stopped,
-    table_rows,
-    window_config,
-)
+from tests.arroyo_jobs import EVENTS, SECOND, stopped, table_rows, window_config
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, listing, run_word_job
 from tests.journeys.test_surgery import errors_of, others, state_of

@@ -23,9 +23,7 @@ from arroyo_dagster import (
     plan_gc,
     run_gc,
 )
-from arroyo_dagster.errors import (
-    StorageError,
-)
+from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace

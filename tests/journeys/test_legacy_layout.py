@@ -138,9 +138,7 @@ def test_the_objects_of_an_epoch_come_in_the_order_of_arroyo() -> None:
     assert [p for p in order if p.endswith("/metadata")][-1] == f"{at}/metadata"
 
 
-def test_an_arroyo_that_resumes_finds_the_operators_its_cleanup_needs(
-    written: MemoryStore,
-) -> None:
+def test_an_arroyo_that_resumes_finds_the_operators_its_cleanup_needs(written: MemoryStore) -> None:
     # keep_epochs is 2, yet the ten epochs before the newest stay (arroyo-state.md 9.6).
     backend = ParquetBackend(written, PATHS)
     newest = backend.epochs()[-1]

@@ -387,10 +387,7 @@ def test_a_key_of_a_dataflow_is_deleted_and_its_offsets_are_refused() -> None:
     for edit in (offsets("clock_ms=+5"), EDITS["watermark"]):
         with pytest.raises(InputError, match="SDF service cannot be set"):
             plan_managed_edit(flow.store, pipeline.paths, NOBODY, edit)
-    for name, kept in {
-        "ann": {"bob": 1, "cid": 1},
-        "bob": {"cid": 1},
-    }.items():
+    for name, kept in {"ann": {"bob": 1, "cid": 1}, "bob": {"cid": 1}}.items():
         flow.restart()
         edit = KeyDeletion(values=(name,))
         run(flow.store, pipeline, edit, directory=stopped(pipeline))

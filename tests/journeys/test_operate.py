@@ -95,9 +95,7 @@ def test_every_schedule_and_sensor_has_its_place_in_the_order() -> None:
     assert set(shown) == names
 
 
-def test_the_alert_names_the_pipeline_and_what_is_wrong(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_alert_names_the_pipeline_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = blocks(SCHEDULES, "python")
     found: dict[str, Any] = {}
     exec(compile(code, SCHEDULES, "exec", dont_inherit=True), found)

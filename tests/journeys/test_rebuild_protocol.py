@@ -12,12 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    InputError,
-    NotFoundError,
-    ProtocolError,
-)
+from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state import (
     Epoch,
     JobPaths,

@@ -37,10 +37,7 @@ from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
-from arroyo_dagster.state.operations.surgery.rebuild.undo import (
-    plan_rebuild_undo,
-    run_rebuild_undo,
-)
+from arroyo_dagster.state.operations.surgery.rebuild.undo import plan_rebuild_undo, run_rebuild_undo
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job

@@ -453,10 +453,7 @@ def test_a_job_of_which_nobody_speaks_is_refused_and_told_how_to_say_it() -> Non
 def test_sources_that_disagree_are_not_believed() -> None:
     job = begun(Layout.LEGACY)
     said = JobDirectory(
-        [
-            Telling(facts_of(job.paths, JobCondition.STOPPED)),
-            AssumedJobs({"job_x": "running"}),
-        ]
+        [Telling(facts_of(job.paths, JobCondition.STOPPED)), AssumedJobs({"job_x": "running"})]
     )
     with pytest.raises(InputError, match="sources disagree"):
         rewrite(WriteProtected(job.store), job, directory=said)

@@ -12,12 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    InputError,
-    ProtocolError,
-    StorageError,
-)
+from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state import (
     Epoch,
     GcOptions,

@@ -141,10 +141,7 @@ def log_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> s
 
 @pytest.mark.parametrize(
     ("job", "config", "asset"),
-    [
-        ("arroyo_compaction", COMPACT, "compacted_state"),
-        ("arroyo_gc", GC, "retained_epochs"),
-    ],
+    [("arroyo_compaction", COMPACT, "compacted_state"), ("arroyo_gc", GC, "retained_epochs")],
 )
 def test_the_pages_of_a_run_elsewhere_are_those_of_a_run_here(
     root: Path, tmp_path: Path, instance: dg.DagsterInstance, job: str, config: Any, asset: str
@@ -236,8 +233,7 @@ def test_secrets_are_names_of_variables_that_the_process_resolves(
     root: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ArroyoStateStore(
-        checkpoint_url=str(root),
-        storage_options={"secret_access_key": dg.EnvVar("S3_SECRET")},
+        checkpoint_url=str(root), storage_options={"secret_access_key": dg.EnvVar("S3_SECRET")}
     )
     monkeypatch.setenv("S3_SECRET", "canary")
     client = ClusterClient(before=["env", "-u", "S3_SECRET"])

@@ -138,9 +138,7 @@ def test_a_state_whose_owner_was_killed_is_stale_and_one_at_rest_is_not(seen: An
 # ---- the sensor ----------------------------------------------------------------------------------
 
 
-def test_the_sensor_tells_of_states_that_changed_with_the_epochs_of_their_owners(
-    seen: Any,
-) -> None:
+def test_the_sensor_tells_of_states_that_changed_with_the_epochs_of_their_owners(seen: Any) -> None:
     (count, *_) = words_services(seen.store, random_words(120, 1), per_epoch=60)
     run_pipeline(count, seen.store, max_epochs=1)
     first = seen.evaluate()

@@ -177,8 +177,7 @@ def test_what_is_no_secret_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "close"),
-    [("storage_options", "region"), ("delete_options", "region")],
+    ("field", "close"), [("storage_options", "region"), ("delete_options", "region")]
 )
 def test_an_option_that_no_client_knows_is_found_when_definitions_load(
     field: str, close: str, monkeypatch: pytest.MonkeyPatch

@@ -270,10 +270,7 @@ _WRITES = st.dictionaries(_KEYS, st.none() | st.binary(max_size=4), max_size=6)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(_WRITES, st.sampled_from([0, 0, 1])), min_size=1, max_size=9),
-    ways(),
-)
+@given(st.lists(st.tuples(_WRITES, st.sampled_from([0, 0, 1])), min_size=1, max_size=9), ways())
 def test_of_a_global_table_the_last_write_of_each_key_is_left(
     epochs: list[tuple[dict[bytes, bytes | None], int]], way: CompactionSettings
 ) -> None:

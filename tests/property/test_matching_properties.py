@@ -22,11 +22,7 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.surgery.graphs import GraphEdge, GraphNode, PipelineGraph
-from arroyo_dagster.state.planning.surgery.matching import (
-    Matching,
-    match_operators,
-    shapes_of,
-)
+from arroyo_dagster.state.planning.surgery.matching import Matching, match_operators, shapes_of
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
 
 KINDS = ("tumbling", "join", "updating_aggregate")

@@ -126,9 +126,7 @@ class Obey(Operator):
         seen = [
             self._obey(number, key, verb, nanos // 1000)
             for number, key, verb, nanos in zip(
-                *(batch[name].to_pylist() for name in ("number", "key", "verb")),
-                times,
-                strict=True,
+                *(batch[name].to_pylist() for name in ("number", "key", "verb")), times, strict=True
             )
         ]
         collector.collect(pa.record_batch([batch["number"], seen], schema=self.output_schema))
@@ -306,8 +304,7 @@ class Job(RuleBasedStateMachine):
     @rule(keep=st.integers(2, 3), fault=FAULTS)
     def expire(self, keep: int, fault: Fault) -> None:
         self.maintain(
-            fault,
-            lambda store, paths: run_gc(store, paths, expiry(keep), GcOptions(owner="m")),
+            fault, lambda store, paths: run_gc(store, paths, expiry(keep), GcOptions(owner="m"))
         )
 
     def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:

@@ -150,7 +150,7 @@ def test_services_of_a_dataflow_are_connected_by_its_topics(tmp_path: Path) -> N
     words = ("topic", "tests--2estory", "words")
     assert lineage.sinks[words] == ("tests.story/split",)
     assert [root for root, keys in lineage.sources.items() if words in keys] == [
-        *("tests.story/count", "tests.story/follow", "tests.story/gather"),
+        *("tests.story/count", "tests.story/follow", "tests.story/gather")
     ]
 
 

@@ -124,10 +124,7 @@ def test_epochs_as_json() -> None:
 # ---- what people see -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["jobs", "health", "compact plan"],
-)
+@pytest.mark.parametrize("command", ["jobs", "health", "compact plan"])
 def test_an_empty_root_says_so_and_is_no_error(command: str, tmp_path: Path) -> None:
     result = run(*command.split(), url=str(tmp_path))
     assert (result.exit_code, result.stdout) == (0, f"file://{tmp_path} holds no jobs.\n")

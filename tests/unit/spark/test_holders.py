@@ -20,11 +20,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.spark.holders.channel import (
-    Channel,
-    Secret,
-    connect,
-)
+from arroyo_dagster.spark.holders.channel import Channel, Secret, connect
 from arroyo_dagster.spark.holders.client import run_level
 from arroyo_dagster.spark.holders.conversation import Conversation
 from arroyo_dagster.spark.holders.messages import Meeting
@@ -315,9 +311,7 @@ def test_a_cancelled_task_ends_the_user_code_that_ran_for_it(tmp_path: Path) -> 
             placed = run.placement.of_level(1)[0]
             process = workers.processes()[0]
             with subprocess.Popen(
-                [sys.executable, "-c", ASKER],
-                stdin=subprocess.PIPE,
-                env=ENVIRONMENT,
+                [sys.executable, "-c", ASKER], stdin=subprocess.PIPE, env=ENVIRONMENT
             ) as asker:
                 assert asker.stdin is not None
                 asker.stdin.write(pickle.dumps((work, subtask, rows.to_pybytes(), placed, meeting)))
@@ -453,10 +447,7 @@ def test_errors_read_as_where_they_were_raised(
         run_pipeline(_counting(tmp_path, trip), _store(tmp_path, "here"))
     (tmp_path / "tripped").unlink()
     store, pipeline = _store(tmp_path), _counting(tmp_path, trip)
-    with (
-        held_run(pipeline, store, shared) as run,
-        pytest.raises(Exception) as there,
-    ):
+    with held_run(pipeline, store, shared) as run, pytest.raises(Exception) as there:
         run.run()
     assert str(there.value) == str(here.value) == text
     assert type(there.value).__qualname__ == type(here.value).__qualname__

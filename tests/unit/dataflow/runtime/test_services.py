@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.dataflow.errors import (
-    OperatorError,
-    StateSchemaError,
-    UnboundOperatorError,
-)
+from arroyo_dagster.dataflow.errors import OperatorError, StateSchemaError, UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.service import RunOptions
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.state import StatePath

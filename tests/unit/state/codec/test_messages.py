@@ -101,14 +101,7 @@ def test_values_are_the_same_on_the_other_side(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [
-        {"keep_epochs": "3"},
-        {"keep_epochs": 0},
-        {"keep": 3},
-        {},
-        ["keep_epochs"],
-        "keep_epochs",
-    ],
+    [{"keep_epochs": "3"}, {"keep_epochs": 0}, {"keep": 3}, {}, ["keep_epochs"], "keep_epochs"],
     ids=str,
 )
 def test_what_is_no_such_value_is_refused(document: Any) -> None:

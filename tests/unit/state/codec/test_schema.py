@@ -12,11 +12,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import OperatorCheckpoint
 from arroyo_dagster.state.codec.interval_types import interval_type
 from arroyo_dagster.state.codec.metadata import decode_manifest, decode_operator
-from arroyo_dagster.state.codec.schema import (
-    schema_from_json,
-    schema_to_json,
-    stored_schema,
-)
+from arroyo_dagster.state.codec.schema import schema_from_json, schema_to_json, stored_schema
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from tests.compat.arroyo import DATA
 

@@ -16,10 +16,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.digest import value_codes
 from arroyo_dagster.state.model.compaction import PairsMerge
-from arroyo_dagster.state.tables.last_writes import (
-    CodedPairs,
-    LastWrites,
-)
+from arroyo_dagster.state.tables.last_writes import CodedPairs, LastWrites
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
 

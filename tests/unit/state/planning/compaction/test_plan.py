@@ -35,11 +35,7 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
-from arroyo_dagster.state.planning.compaction.plan import (
-    ARROYO_JOB,
-    most_outputs,
-    plan_merges,
-)
+from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB, most_outputs, plan_merges
 from tests.unit.state.planning import values
 
 G, T = TableName("g"), TableName("t")

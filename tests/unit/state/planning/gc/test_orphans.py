@@ -636,11 +636,7 @@ FILES = [data(PROTOCOL, number) for number in range(1, 7)]
     legacy=st.booleans(),
 )
 def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
-    listed: list[set[StatePath]],
-    keep: int | None,
-    young: int | None,
-    pins: set[int],
-    legacy: bool,
+    listed: list[set[StatePath]], keep: int | None, young: int | None, pins: set[int], legacy: bool
 ) -> None:
     from arroyo_dagster.state.model.garbage import JobPins, Pin
 

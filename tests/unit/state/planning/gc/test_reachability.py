@@ -18,14 +18,7 @@ from arroyo_dagster.state import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.checkpoints import LostObject
-from arroyo_dagster.state.model.garbage import (
-    MARGIN_MICROS,
-    JobPins,
-    Pin,
-    Quarantined,
-    Root,
-    Roots,
-)
+from arroyo_dagster.state.model.garbage import MARGIN_MICROS, JobPins, Pin, Quarantined, Root, Roots
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.planning.gc.reachability import (

@@ -52,12 +52,7 @@ def test_layouts_are_told_apart_by_structure_not_by_name() -> None:
         "x/checkpoints": level("current-generation.json", "checkpoint-0000001/"),
         "job_3/checkpoints": level("metadata", "checkpoint-/", "checkpoint-1/"),
     }
-    assert [paths.root for paths in jobs_in(known)] == [
-        "job_2",
-        "pl_1/job_1",
-        "x",
-        "x/checkpoints",
-    ]
+    assert [paths.root for paths in jobs_in(known)] == ["job_2", "pl_1/job_1", "x", "x/checkpoints"]
 
 
 def checked(known: dict[str, Level], url: str) -> None:

@@ -213,9 +213,7 @@ def test_every_situation_of_latest_and_base_is_resolved_as_arroyo_does(current: 
                     state(at, parent_of(parent)(at))
                     expected = expected or outcome(at, result, current=current)
             world.generation(
-                6,
-                latest=places[0].ref if latest else None,
-                base=places[1].ref if base else None,
+                6, latest=places[0].ref if latest else None, base=places[1].ref if base else None
             )
             expected = expected or (("restore", first, False) if earlier else "empty")
             fence = STARTING if current else STARTING + 1

@@ -14,10 +14,7 @@ from arroyo_dagster.state import (
     TableConfig,
     TableName,
 )
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     ArrowColumn,

@@ -75,9 +75,7 @@ def listing(epoch: int, *names: str) -> Checkpoint:
     """An epoch with an operator that lists these files."""
     paths = tuple(StatePath(f"job/operator-op/{name}") for name in names)
     operator = values.operator(
-        job=JobId("job"),
-        epoch=Epoch(epoch),
-        tables={TableName("t"): GlobalKeyedFiles(files=paths)},
+        job=JobId("job"), epoch=Epoch(epoch), tables={TableName("t"): GlobalKeyedFiles(files=paths)}
     )
     return replace(EPOCH, epoch=Epoch(epoch), operators=(operator,))
 

@@ -129,10 +129,7 @@ def test_a_file_with_other_columns_than_its_table_stays_and_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("description", "generational", "reason"),
-    [
-        ("final_table", True, "no known operator"),
-        ("rows of mine", False, "no known operator"),
-    ],
+    [("final_table", True, "no known operator"), ("rows of mine", False, "no known operator")],
 )
 def test_a_table_that_nobody_knows_is_left_alone(
     description: str, generational: bool, reason: str
