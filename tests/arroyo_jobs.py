@@ -33,31 +33,32 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
-from arroyo_dagster.state.codec.schema import file_schema, memory_schema
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state.tables.time_files import in_range
+from tests.formats import (
     CurrentGeneration,
     EpochRecord,
-    GenerationManifest,
-    LegacyCheckpoint,
-    Manifest,
-)
-from arroyo_dagster.state.model.compaction import RowsDigest
-from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts, SourceAnswer
-from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
+    GenerationManifest,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
+    JobCondition,
+    JobFacts,
+    LegacyCheckpoint,
+    Manifest,
+    RowsDigest,
+    SourceAnswer,
     TableFiles,
     TimeFile,
+    digest_rows,
+    encode_pairs,
+    encode_rows,
+    file_schema,
+    memory_schema,
+    metadata,
+    records,
 )
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.planning.restore.recovery import Restore
-from arroyo_dagster.state.tables.restoring import restored_rows
-from arroyo_dagster.state.tables.time_files import in_range
+from tests.internals import AssumedJobs, JobDirectory, Restore, restored_rows
 
 SECOND = 1_000_000
 

@@ -25,14 +25,19 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows, read_facts
-from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
-from arroyo_dagster.state.model.tables import (
+from tests.formats import (
+    CompactionRecord,
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
+    MergedPairs,
     TimeFile,
+    decode_file,
+    encode_pairs,
+    encode_rows,
+    metadata,
+    read_facts,
+    records,
 )
 
 Expected = set[tuple[str, str, str]]

@@ -34,10 +34,6 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.model.surgery.plans import EditPlan
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.evolve import run_evolve
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import run_fork
 from tests.arroyo_jobs import SECOND, stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_surgery import FORWARD, with_other_outputs
@@ -55,6 +51,7 @@ from tests.evolved_jobs import (
     loaded,
     sql_job,
 )
+from tests.internals import EditOptions, StateSource, run_edit, run_evolve, run_fork
 from tests.surgery_jobs import BEGAN, NANOS
 
 NOW = EditOptions(quiet_seconds=0)

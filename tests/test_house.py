@@ -425,7 +425,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.54
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.64
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

@@ -32,7 +32,7 @@ from arroyo_dagster.state import (
     global_table_config,
     run_pipeline,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from tests.formats import GlobalKeyedFiles
 
 WORDS = """
 apiVersion: 0.6.0

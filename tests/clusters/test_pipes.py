@@ -22,10 +22,10 @@ from arroyo_dagster.orchestration import (
 )
 from arroyo_dagster.orchestration.resources import SPARK_TAG
 from arroyo_dagster.state import open_store, verify_job
-from arroyo_dagster.state.metadata.lease import lease
 from tests.clusters.standalone import StandaloneCluster, standalone
 from tests.clusters.test_kills import ON_CLUSTER, options
 from tests.clusters.test_standalone import PROJECT
+from tests.internals import lease
 from tests.jobs import run_word_job, word_job
 
 pytestmark = pytest.mark.clusters

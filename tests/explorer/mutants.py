@@ -14,10 +14,7 @@ from unittest import mock
 from arroyo_dagster.state import Layout
 from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.metadata import lease as lease_module
-from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.aliases import ReferencedPaths
-from arroyo_dagster.state.model.garbage import JobPins
-from arroyo_dagster.state.model.objects import ObjectKind, Packed
 from arroyo_dagster.state.operations.compaction import rewrite as rewriting
 from arroyo_dagster.state.operations.compaction import rewrite_preconditions as rewriting_scene
 from arroyo_dagster.state.operations.compaction import rewrite_publish as rewriting_publish
@@ -40,6 +37,7 @@ from arroyo_dagster.state.planning.verify import edits as planned_edits
 from arroyo_dagster.state.runtime import merged_files
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
+from tests.formats import JobPins, ObjectKind, Packed, objects
 
 
 def _instead(owner: Any, name: str, value: Any) -> Callable[[], Any]:

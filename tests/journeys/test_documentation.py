@@ -22,10 +22,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from arroyo_dagster import CheckpointState, StateBackend, cli, open_state, open_store, run_pipeline
 from arroyo_dagster.state import MemoryStore
-from arroyo_dagster.state.codec.iso_times import iso_micros
 from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.fleets import Written, legacy_job
+from tests.formats import iso_micros
 from tests.jobs import run_word_job
 
 INDEX = "docs/README.md"

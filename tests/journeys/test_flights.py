@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.state import ParquetBackend, open_store, run_pipeline
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from examples.flights.pipeline import FLIGHTS, flights_pipeline
 from examples.flights.verify import JOB, differences, found_totals, prove
+from tests.internals import LocalRun
 from tests.shares import all_but
 
 DAY = timedelta(days=1)

@@ -22,11 +22,11 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.planning import polling
-from arroyo_dagster.state.storage.urls import parse_url
 from tests.contract.conftest import BACKENDS
 from tests.documentation import PROJECT, blocks
 from tests.fleets import Written, legacy_job
 from tests.jobs import run_word_job
+from tests.stores import parse_url
 
 DEPLOYMENT = "docs/operate/deployment.md"
 SCHEDULES = "docs/operate/schedules.md"

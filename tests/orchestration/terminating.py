@@ -28,8 +28,8 @@ from arroyo_dagster.orchestration import (
 )
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.state import ObjectStore, open_store
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.orchestration.results import KEY
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0

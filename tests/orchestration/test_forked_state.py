@@ -21,12 +21,11 @@ from arroyo_dagster.state import (
     WriteProtected,
     run_undo,
 )
-from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.operations.catalog import footers
-from arroyo_dagster.state.operations.compaction import controlled_job
 from tests.arroyo_jobs import stopped
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import FaultInjecting
+from tests.internals import controlled_job, lease
 from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import configured, event_metadata, failure, materialized

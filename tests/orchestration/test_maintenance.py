@@ -24,15 +24,13 @@ from arroyo_dagster.orchestration import (
 )
 from arroyo_dagster.state import ParquetBackend, WriteProtected, run_compaction
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.metadata.lease_records import owner_here
-from arroyo_dagster.state.model.compaction import RowsDigest
-from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.leases import LEASE_SECONDS
 from arroyo_dagster.state.operations.compaction.execute import merge_here
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, legacy_job
+from tests.formats import RowsDigest, is_compacted
 from tests.gc_jobs import restorable, without_ours
+from tests.internals import LeaseOptions, lease
 from tests.jobs import listing, run_word_job, state_of, word_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import (
@@ -49,6 +47,7 @@ from tests.orchestration.results import (
     materialized,
     observed,
 )
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 OTHER = "words/other"

@@ -37,8 +37,8 @@ from arroyo_dagster.orchestration import (
 from arroyo_dagster.orchestration.pipes import EXTERNAL_TAG, load_client
 from arroyo_dagster.orchestration.serving import WAITING
 from arroyo_dagster.state import open_store, verify_job
-from arroyo_dagster.state.metadata.lease import lease, newest_lease
 from tests.documentation import blocks
+from tests.internals import lease, newest_lease
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured
 from tests.orchestration.test_store_options import of_yaml

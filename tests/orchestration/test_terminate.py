@@ -12,8 +12,8 @@ import pytest
 
 from arroyo_dagster.orchestration import ArroyoStateStore
 from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store, verify_job
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.layout import is_compacted
+from tests.formats import is_compacted
+from tests.internals import lease
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
 from tests.orchestration.terminating import Phase, Terminator, definitions, events_of

@@ -32,17 +32,18 @@ from arroyo_dagster.state import (
     run_compaction,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.operations import INSERT, encode_operation
-from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.compaction import SortOrder
-from arroyo_dagster.state.model.tables import (
+from arroyo_dagster.state.tables.generational import RowLayout, newest
+from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
+from tests.formats import (
+    INSERT,
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
+    SortOrder,
     TimeFile,
+    encode_operation,
+    memory_schema,
 )
-from arroyo_dagster.state.tables.generational import RowLayout, newest
-from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
 from tests.shares import fewer_examples
 
 WATERMARK = 1_000_000

@@ -37,11 +37,10 @@ from arroyo_dagster.state import (
     run_gc,
     timestamp_table_config,
 )
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.task import LevelTask
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
+from tests.internals import LocalRun, Offset
 from tests.jobs import SinkInto, output_of, state_of
 from tests.shares import fewer_examples
 

@@ -38,12 +38,12 @@ from arroyo_dagster.state import (
     run_undo,
 )
 from arroyo_dagster.state.operations.query.operator_state import SessionRow, sessions
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_generational import FLIGHTS, lines_read
 from tests.evolved_jobs import Rows, in_order, loaded
+from tests.internals import EditOptions
 from tests.journeys.test_surgery import errors_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "change-sql.md"

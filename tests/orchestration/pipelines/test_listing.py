@@ -23,13 +23,13 @@ from arroyo_dagster.orchestration import PipelineList
 from arroyo_dagster.orchestration.pipelines.lineage import without_cycles
 from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
 from arroyo_dagster.state import Layout, MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.compat.arroyo import DATA, unpack
 from tests.denied import ALL, Denied
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.internals import open_directory
 from tests.jobs import written_by_word_job
 from tests.loopback import Reply, recorded, replaying, serving
+from tests.stores import Wrapper
 from tests.stories import run_story, write_story
 
 T = TypeVar("T")

@@ -25,10 +25,9 @@ from arroyo_dagster.cli import common as grammar
 from arroyo_dagster.cli.spark import print_choice
 from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.remote import open as opening
-from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.jobs import run_word_job, word_job
+from tests.stores import MUTATING, Counting
 
 URL = "memory://cli-words"
 MOMENT = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")

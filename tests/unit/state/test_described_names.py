@@ -17,7 +17,7 @@ from arroyo_dagster.state import (
     TableName,
     run_pipeline,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from tests.formats import GlobalKeyedFiles
 from tests.jobs import word_job
 
 T = TableName("t")

@@ -13,11 +13,8 @@ import pytest
 
 from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import encodings
-from arroyo_dagster.state.codec.parquet import (
-    decode_file,
-    encode_pair_columns,
-    encode_rows,
-)
+from arroyo_dagster.state.codec.parquet import encode_pair_columns
+from tests.formats import decode_file, encode_rows
 
 ROWS = 20_000
 CHANCE = np.random.default_rng(7)

@@ -27,16 +27,8 @@ from arroyo_dagster.state.codec.messages import (
     value_from_json,
 )
 from arroyo_dagster.state.codec.plans import plain_values
-from arroyo_dagster.state.model.compaction import (
-    Budget,
-    MergedPairs,
-    MergedRows,
-    MergeOrder,
-    MergeOutcome,
-    RowsDigest,
-    SortOrder,
-)
-from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.model.compaction import Budget, MergeOrder
+from tests.formats import MergedPairs, MergedRows, MergeOutcome, RowsDigest, SortOrder, TimeFile
 
 DOCUMENTS = st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()))
 

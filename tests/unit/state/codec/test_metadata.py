@@ -15,14 +15,12 @@ from arroyo_dagster.state import Epoch, JobId
 from arroyo_dagster.state.codec.metadata import (
     decode_legacy_checkpoint,
     decode_manifest,
-    decode_operator,
     encode_legacy_checkpoint,
-    encode_manifest,
     encode_operator,
 )
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
 from tests.compat.arroyo import DATA
+from tests.formats import LegacyCheckpoint, decode_operator, encode_manifest
+from tests.formats import state_pb2 as pb
 
 MARK = "unknown-42"
 

@@ -7,7 +7,7 @@ import io
 import pyarrow.parquet as pq
 
 from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
-from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs
+from tests.formats import decode_file, encode_pairs
 
 
 def test_a_file_of_pairs_looks_like_one_of_arroyo() -> None:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state.codec.sequence_digest import SequenceDigest
-from arroyo_dagster.state.model.compaction import RowsDigest
+from tests.formats import RowsDigest
 from tests.unit.state.codec.test_digest import VALUES
 
 NONE: frozenset[int] = frozenset()

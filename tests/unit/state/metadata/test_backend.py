@@ -35,16 +35,21 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec.metadata import encode_manifest
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
 from arroyo_dagster.state.metadata.backend import Published
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles
 from arroyo_dagster.state.storage import store as object_store
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import (
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    LegacyCheckpoint,
+    Manifest,
+    encode_manifest,
+    encode_pairs,
+    encode_rows,
+)
 from tests.jobs import copied, listing, run_word_job, word_job
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 

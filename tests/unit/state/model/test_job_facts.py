@@ -8,15 +8,8 @@ import pytest
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state import Epoch, JobId, JobPaths, PipelineId
-from arroyo_dagster.state.model.job_facts import (
-    Absence,
-    CheckpointFacts,
-    JobCondition,
-    JobFacts,
-    SourceAnswer,
-    condition_of,
-    merge_answers,
-)
+from arroyo_dagster.state.model.job_facts import condition_of, merge_answers
+from tests.formats import Absence, CheckpointFacts, JobCondition, JobFacts, SourceAnswer
 
 JOB = JobId("job_1")
 PATHS = JobPaths(JOB)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NewType, Optional
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 Route = NewType("Route", str)
 

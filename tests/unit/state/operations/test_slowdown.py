@@ -23,9 +23,7 @@ from arroyo_dagster.state import (
     run_compaction,
     run_gc,
 )
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.operations import slowdown
-from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch, last_slowdown
 from arroyo_dagster.state.planning.slowdown import (
     LEAST_BEFORE,
@@ -35,8 +33,9 @@ from arroyo_dagster.state.planning.slowdown import (
     slowdown_between,
     slowdown_since,
 )
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.internals import LeaseOptions, Pace, lease
 from tests.jobs import copied, word_job, written_by_word_job
+from tests.stores import Wrapper
 
 SECOND = 1_000_000
 JOB: dict[str, Any] = {

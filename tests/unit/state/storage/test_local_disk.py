@@ -12,7 +12,7 @@ from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.storage.failures import delete_step, lasts
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.stores import LocalDiskStore
 
 P = StatePath
 needs_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

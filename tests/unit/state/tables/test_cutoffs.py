@@ -23,13 +23,18 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport, SubtaskCheckpoint
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
-from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry, merge_operator
-from arroyo_dagster.state.tables.restoring import restored_rows
+from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
+from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry
 from arroyo_dagster.state.tables.table import EpochFiles
+from tests.formats import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    SubtaskCheckpoint,
+    TimeFile,
+    encode_rows,
+    file_schema,
+)
+from tests.internals import merge_operator, restored_rows
 
 T, OP = TableName("t"), OperatorId("o")
 ALL_KEYS = range_for_server(0, 1)

@@ -26,11 +26,11 @@ from arroyo_dagster.state import (
     global_table_config_with_version,
     range_for_server,
 )
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
+from tests.formats import encode_pairs, encode_rows
+from tests.stores import Wrapper
 
 CONFIG = global_table_config("g", key=str, value=int)
 _NUMBERS = itertools.count()

@@ -32,11 +32,10 @@ from arroyo_dagster.state import (
     global_table_config_with_version,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.tables.registration import check_tables
 from tests.faulty_stores import FaultInjecting
+from tests.formats import GlobalKeyedFiles, SubtaskCheckpoint
+from tests.internals import merge_operator
 from tests.jobs import as_multiset, listing
 
 G, T = TableName("g"), TableName("t")

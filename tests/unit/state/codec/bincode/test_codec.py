@@ -14,7 +14,7 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import codec_for
 from arroyo_dagster.state.codec.bincode.codec import MAX_EMPTY_ITEMS, decode, encode
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 NANOS = 10**9
 

@@ -9,7 +9,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import codec_for
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import HashVariant, hash_key, key_hashes, matching_variants
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 NS = pa.timestamp("ns")
 WINDOW = pa.struct([("start", NS), ("end", NS)])

@@ -14,11 +14,10 @@ from arroyo_dagster import (
     find_hash_variant,
     key_hashes,
 )
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.operations.catalog.query import load_epoch
-from arroyo_dagster.state.storage import Counting
+from tests.formats import ExpiringTimeKeyConfig, decode_file, encode_rows
+from tests.internals import load_epoch
 from tests.jobs import run_word_job, word_job
+from tests.stores import Counting
 
 
 @pytest.fixture

@@ -31,14 +31,12 @@ from arroyo_dagster import (
     verify_job,
 )
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.types import SystemTimeNanos
-from arroyo_dagster.state.operations.catalog.query import load_epoch
-from arroyo_dagster.state.storage import Counting
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keys import first_entries
+from tests.formats import decode_file, encode_rows, metadata
+from tests.internals import load_epoch
 from tests.jobs import run_word_job, word_job
+from tests.stores import Counting, Wrapper
 
 P = StatePath
 T = TypeVar("T")

@@ -7,16 +7,14 @@ import pytest
 
 from arroyo_dagster import Epoch, MemoryStore, OperatorId, StatePath, TableConfig
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.codec.parquet import BATCH_ROWS, RowsEncoder, encode_rows
+from arroyo_dagster.state.codec.parquet import BATCH_ROWS, RowsEncoder
 from arroyo_dagster.state.codec.row_groups import DataFile
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
 from arroyo_dagster.state.planning.surgery.columns import ColumnMap, map_columns
 from arroyo_dagster.state.tables.data_files import SLICE_ROWS
 from tests.arroyo_jobs import as_stored, table_rows
 from tests.evolved_jobs import COUNT, LEAST, SUM, TIME, Sql, schema_of
+from tests.formats import ExpiringTimeKeyConfig, Overrides, TimeFile, encode_rows, file_schema
 from tests.surgery_jobs import NANOS
 
 OLD, NEW = StatePath("job_a/old"), StatePath("job_b/new")

@@ -20,20 +20,20 @@ from arroyo_dagster.state import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.garbage import (
+from arroyo_dagster.state.model.garbage import EpochRoot
+from arroyo_dagster.state.planning.gc.epoch_roots import unreadable_objects
+from arroyo_dagster.state.planning.gc.expiry import in_safe_groups, plan_expiry, plan_own_expiry
+from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
+from tests.formats import (
     SKEW_MICROS,
-    EpochRoot,
     GcPlan,
+    JobCondition,
     JobPins,
+    Packed,
     Pin,
     Quarantined,
     Roots,
 )
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.objects import Packed
-from arroyo_dagster.state.planning.gc.epoch_roots import unreadable_objects
-from arroyo_dagster.state.planning.gc.expiry import in_safe_groups, plan_expiry, plan_own_expiry
-from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
 from tests.unit.state.planning.gc.test_orphans import (
     LEGACY,
     NOW,

@@ -18,9 +18,8 @@ from arroyo_dagster.state import (
     WorkerGeneration,
 )
 from arroyo_dagster.state.model.checkpoints import LostObject
-from arroyo_dagster.state.model.garbage import MARGIN_MICROS, JobPins, Pin, Quarantined, Root, Roots
-from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.objects import Packed, StoredObject
+from arroyo_dagster.state.model.garbage import MARGIN_MICROS, Root
+from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.planning.gc.reachability import (
     check_aliases,
     check_nothing_lost,
@@ -35,6 +34,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     referenced_by,
     written_with,
 )
+from tests.formats import JobCondition, JobPins, Packed, Pin, Quarantined, Roots, StoredObject
 from tests.unit.state.planning.gc.test_orphans import (
     HEAD_BEGAN,
     LEGACY,

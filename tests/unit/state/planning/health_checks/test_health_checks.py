@@ -18,11 +18,7 @@ from arroyo_dagster.state import (
     TableConfig,
     TableName,
 )
-from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.health import EpochFigures, TableFigures
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.health_checks.facts import (
     FileAtEpoch,
     Found,
@@ -35,6 +31,7 @@ from arroyo_dagster.state.planning.rules import HEALTH_RULES, RULE_OF, job_lines
 from arroyo_dagster.state.planning.verify.checks import StoredFile
 from arroyo_dagster.state.planning.verify.findings import warning
 from arroyo_dagster.state.planning.verify.fleet import JobAge
+from tests.formats import MAX_ROUTING_KEY, ExpiringTimeKeyFiles, JobCondition, JobPins, Pin
 from tests.unit.state.planning import values
 
 SECOND = 1_000_000

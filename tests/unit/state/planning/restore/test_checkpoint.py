@@ -20,23 +20,23 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
-    LegacyCheckpoint,
-    SubtaskCheckpoint,
     TableReport,
-)
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
-    GlobalKeyedFiles,
-    TimeFile,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import (
     carry_operator,
     incomplete,
-    merge_operator,
     merged_needs_commit,
 )
+from tests.formats import (
+    MAX_ROUTING_KEY,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    LegacyCheckpoint,
+    SubtaskCheckpoint,
+    TimeFile,
+)
+from tests.internals import merge_operator
 from tests.unit.state.planning import values
 
 JOB, OP, G, T = JobId("j"), OperatorId("o"), TableName("g"), TableName("t")

@@ -5,18 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import (
-    Checkpoint,
-    Epoch,
-    OperatorCheckpoint,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.checkpoints import RunProgress
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    TimeFile,
-)
+from arroyo_dagster.state import Checkpoint, Epoch, OperatorCheckpoint, WorkerGeneration
 from arroyo_dagster.state.planning.restore.reads import (
     Attempt,
     Level,
@@ -26,6 +15,7 @@ from arroyo_dagster.state.planning.restore.reads import (
     plan_read,
     unfinished_attempts,
 )
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, RunProgress, TimeFile
 from tests.unit.state.planning import values
 
 

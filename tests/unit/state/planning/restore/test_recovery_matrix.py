@@ -12,8 +12,9 @@ import pytest
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state import Epoch, StatePath
-from arroyo_dagster.state.model.checkpoints import EpochRecord, Manifest
-from arroyo_dagster.state.planning.restore.recovery import CannotStart, Claim, Restore, StartEmpty
+from arroyo_dagster.state.planning.restore.recovery import CannotStart
+from tests.formats import EpochRecord, Manifest
+from tests.internals import Claim, Restore, StartEmpty
 from tests.unit.state.planning.restore.test_recovery import PATHS, World
 
 STARTING = 8

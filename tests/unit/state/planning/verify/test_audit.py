@@ -16,7 +16,6 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.verify.audit import (
     AuditFacts,
     KeyCounts,
@@ -24,6 +23,7 @@ from arroyo_dagster.state.planning.verify.audit import (
     audit_findings,
     hot_key_finding,
 )
+from tests.formats import GlobalKeyedFiles
 from tests.unit.state.planning import values
 
 PATHS = JobPaths(JobId("main"), PipelineId("orders"))

@@ -14,8 +14,6 @@ from arroyo_dagster.state import (
     TableConfig,
     TableName,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     ArrowColumn,
     JobAge,
@@ -24,6 +22,8 @@ from arroyo_dagster.state.planning.verify.checks import (
     every_job_recent,
     restorable,
 )
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles
+from tests.internals import restore_plan
 from tests.unit.state.planning import values
 
 SECOND = 1_000_000

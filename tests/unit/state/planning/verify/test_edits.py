@@ -8,13 +8,13 @@ import pytest
 
 from arroyo_dagster.state import Checkpoint, Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.verify.edits import (
     concerns,
     edit_findings,
     explained_files,
     is_unfinished,
 )
+from tests.formats import GlobalKeyedFiles
 from tests.unit.state.planning import values
 
 ONE, TWO, LOST = StatePath("job/one"), StatePath("job/two"), StatePath("job/lost")

@@ -18,23 +18,8 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.checkpoints import (
-    CurrentGeneration,
-    EpochRecord,
-    Manifest,
-    RunProgress,
-)
-from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
-    GlobalKeyedFiles,
-    StoredSchema,
-    TimeFile,
-)
-from arroyo_dagster.state.planning.restore.reads import restore_plan
-from arroyo_dagster.state.planning.restore.recovery import CannotStart, Restore, StartEmpty
+from arroyo_dagster.state.model.tables import StoredSchema
+from arroyo_dagster.state.planning.restore.recovery import CannotStart
 from arroyo_dagster.state.planning.verify.checks import ArrowColumn
 from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
 from arroyo_dagster.state.planning.verify.files import (
@@ -47,6 +32,20 @@ from arroyo_dagster.state.planning.verify.files import (
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.protocol import ProtocolFacts, protocol_findings
 from arroyo_dagster.state.planning.verify.restore import owner_findings
+from tests.formats import (
+    CompactionRecord,
+    CurrentGeneration,
+    EpochRecord,
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    Manifest,
+    MergedPairs,
+    RunProgress,
+    TimeFile,
+)
+from tests.internals import Restore, StartEmpty, restore_plan
 from tests.unit.state.planning import values
 
 HALF = 2**63

@@ -16,8 +16,6 @@ from arroyo_dagster.state import (
     run_rewrite,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
 from tests.arroyo_jobs import (
     EVENTS,
@@ -34,6 +32,7 @@ from tests.arroyo_jobs import (
     window_config,
     without_keys,
 )
+from tests.formats import TimeFile, encode_rows
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
