@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.holders.channel import Channel, Secret, connect
 from arroyo_dagster.spark.holders.client import run_level
 from arroyo_dagster.spark.holders.conversation import Conversation
@@ -159,6 +160,29 @@ def test_a_subtask_is_taken_over_from_a_holder_that_ended(tmp_path: Path, when: 
 
 def _in_a_holder() -> None:
     assert "pytest" not in sys.modules
+
+
+def _die_twice(folder: Path) -> None:
+    _in_a_holder()
+    if not (folder / "twice").exists():
+        (folder / "twice").touch()
+        (folder / "tripped").unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_user_code_that_ends_every_process_fails_the_task(tmp_path: Path) -> None:
+    store, pipeline = _store(tmp_path), _counting(tmp_path, _die_twice)
+    with started_workers() as workers:
+        with (
+            held_run(pipeline, store, workers) as run,
+            pytest.raises(StorageError, match="ended by signal 9 while it worked") as failed,
+        ):
+            run.run()
+        assert failed.value.retryable
+        assert newest(store, pipeline).epoch == 1
+        with held_run(pipeline, store, workers) as run:
+            run.run()
+    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
 # ---- a holder answers late -----------------------------------------------------------------------

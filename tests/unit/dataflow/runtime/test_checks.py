@@ -11,7 +11,8 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.runtime.checks import BodyFindings, check_bodies
-from tests.dataflows import builder, definition, row_of
+from arroyo_dagster.errors import InputError
+from tests.dataflows import Flow, builder, definition, reader, row_of
 
 ROW = row_of(count="u32", pu_zone="string")
 
@@ -113,6 +114,17 @@ def test_names_that_cannot_be_paths_are_errors(old: str, new: str, path: str) ->
     with pytest.raises(InvalidDefinition) as caught:
         parse_document(text.replace(old, new, 1))
     assert any(one.path.startswith(path) for one in caught.value.diagnostics)
+
+
+def test_a_sink_of_one_subtask_is_refused_before_a_run(tmp_path: Path) -> None:
+    from arroyo_dagster.dataflow.topics.cells import JsonLines
+    from arroyo_dagster.dataflow.topics.sinks import AppendSink
+
+    flow = Flow(definition(builder("pass") + reader("return record")), parallelism=2)
+    sink = AppendSink("answers", str(tmp_path / "out.jsonl"), JsonLines("answers"))
+    flow.bindings.sinks["answers"] = sink  # type: ignore[index]
+    with pytest.raises(InputError, match="takes the records of one subtask"):
+        _ = flow.pipelines
 
 
 # ---- bodies of packages, and what may precede a def ----------------------------------------------

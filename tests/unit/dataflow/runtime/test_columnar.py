@@ -44,6 +44,12 @@ STATES = """
         properties:
           key: {type: string}
           value: {type: arrow-row, properties: {most: {type: u8}, total: {type: u64}}}"""
+ONE_STATE = """
+      sums:
+        type: keyed-state
+        properties:
+          key: {type: string}
+          value: {type: arrow-row, properties: {most: {type: u8}, total: {type: u64}}}"""
 
 
 def service(states: str, transforms: str, key: str, update: str) -> str:
@@ -148,6 +154,20 @@ def count(words: pa.Table):
 )  # fmt: skip
 FORMS = {"per record": PER_RECORD, "polars": POLARS, "arrow": ARROW}
 
+SQL = service(
+    ONE_STATE,
+    repr([
+        ("filter", "select n < 200 from batch"),
+        ("map", "select upper(text) as text, n + 1 as n from batch"),
+    ]),
+    "select text from batch",
+    """
+select sums._key as _key, greatest(sums.most, more.most) as most, sums.total + more.total as total
+from sums join (
+  select _key, max(n) as most, sum(n) as total from batch group by _key
+) more on sums._key = more._key
+""",
+)  # fmt: skip
 
 RECORDS = st.lists(
     st.tuples(
@@ -196,6 +216,19 @@ def test_every_form_gives_the_states_of_a_model(
             found = flow.metrics("build")
             metrics.append({one: (found[one].succeeded, found[one].failed) for one in found})
     assert all(one == metrics[0] for one in metrics)
+
+
+@fewer_examples(3)
+@given(st.lists(RECORDS, min_size=1, max_size=3), st.sampled_from([1, 2]))
+def test_a_query_gives_the_states_of_a_model(
+    epochs: list[list[tuple[str, Any]]], parallelism: int
+) -> None:
+    records = [[one for one in some if one[1] != 13] for some in epochs]
+    flow = Flow(definition(SQL, topics={"words": WORD}), parallelism=parallelism, max_errors=1000)
+    for some in records:
+        flow.send("words", [{"text": word, "n": n} for word, n in some])
+        flow.restart()
+    assert flow.rows("sums") == model([one for some in records for one in some])[1]
 
 
 def test_records_that_fail_are_found_and_kept_as_dead_letters() -> None:

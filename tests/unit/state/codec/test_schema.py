@@ -93,6 +93,16 @@ def test_every_schema_a_real_arroyo_stored_is_written_again_byte_for_byte() -> N
         assert schema_to_json(schema_from_json(text)) == text
 
 
+@pytest.mark.parametrize("kind", WITH_PARTS, ids=str)
+def test_a_type_with_parts_comes_back_whole(kind: pa.DataType) -> None:
+    schema = pa.schema([pa.field("c", kind, nullable=False), pa.field("c", kind)])
+    text = schema_to_json(schema)
+    back = schema_from_json(text)
+    assert back.equals(schema, check_metadata=True)
+    assert [field.nullable for field in back] == [False, True]
+    assert schema_to_json(back) == text
+
+
 def test_a_type_without_a_stored_form_is_refused() -> None:
     kind = pa.decimal32(5, 2)
     with pytest.raises(InputError, match="no stored form"):

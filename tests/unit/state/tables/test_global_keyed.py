@@ -86,6 +86,24 @@ def test_a_key_or_value_that_does_not_encode_changes_nothing(store: MemoryStore)
     assert subtask.write() == ()
 
 
+def test_what_the_manager_refuses_does_not_stay_in_memory(store: MemoryStore) -> None:
+    subtask = Subtask(store)
+    subtask.view.insert("a", 1)
+
+    def refuse(message: TableChange) -> None:
+        raise InputError("stopped")
+
+    subtask.view._send = refuse
+    for change in (
+        lambda: subtask.view.insert("a", 2),
+        lambda: subtask.view.remove("a"),
+        lambda: subtask.view.take("a"),
+    ):
+        with pytest.raises(InputError):
+            change()
+        assert subtask.view.get_all() == {"a": 1}
+
+
 def test_keys_that_python_cannot_hash_are_looked_up_but_not_listed(store: MemoryStore) -> None:
     config = global_table_config("g", key=list[int], value=int)
     view = Subtask(store, config, list[int]).view

@@ -24,6 +24,7 @@ from arroyo_dagster.state import (
     StateMessage,
     StatePath,
     TableConfig,
+    TableData,
     TableManager,
     TableName,
     TaskInfo,
@@ -34,7 +35,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.tables.registration import check_tables
 from tests.faulty_stores import FaultInjecting
-from tests.formats import GlobalKeyedFiles, SubtaskCheckpoint
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles, SubtaskCheckpoint
 from tests.internals import merge_operator
 from tests.jobs import as_multiset, listing
 
@@ -214,7 +215,45 @@ def test_other_types_than_the_registered_ones_are_refused(store: MemoryStore) ->
         tables.get_global_keyed_state_migratable("g", str, int)
 
 
+def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore) -> None:
+    tables = manager(store)
+    with pytest.raises(InputError, match="pairs"):
+        tables.send(StateMessage.TableData(T, TableData.KeyedData([])))
+    rows = at(("a", 1)).to_batches()[0]
+    with pytest.raises(InputError, match="rows"):
+        tables.send(StateMessage.TableData(G, TableData.RecordBatch(rows, b"\x00")))
+
+
 # ---- following what was published ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened_before", [True, False])
+def test_a_merge_is_followed_whether_it_was_announced_or_not(
+    store: MemoryStore, job: Job, opened_before: bool
+) -> None:
+    told, no_progress = manager(store), manager(store)
+    for value in range(3):
+        counts(told).insert("a", value)
+        counts(told).insert(f"k{value}", value)
+        published = job.write(told)
+        assert told.follow(published)
+        if opened_before:
+            content(no_progress)
+        assert no_progress.follow(published)
+    if opened_before:
+        content(no_progress)
+    message = job.merge()
+    assert job.newest is not None
+    merged = replace(job.newest, epoch=Epoch(job.newest.epoch))
+    told.send(message)
+    assert told.follow(merged)
+    assert no_progress.follow(merged)
+    assert content(no_progress) == content(told)
+    assert content(told) == content(manager(store, merged))
+    counts(told).insert("later", 9)
+    published = job.write(told)
+    assert told.follow(published)
+    assert content(told) == content(manager(store, published))
 
 
 def test_entries_that_were_not_read_yet_survive_a_merge_and_the_gc_behind_it(
@@ -235,6 +274,22 @@ def test_entries_that_were_not_read_yet_survive_a_merge_and_the_gc_behind_it(
         assert tables.follow(job.newest)
     store.delete_many(message.inputs)
     assert counts(reader).get_all() == {"k3": 3}
+
+
+def test_a_merged_expiring_table_is_loaded_anew(store: MemoryStore, job: Job) -> None:
+    tables = manager(store)
+    kept(tables).insert(at(("a", 1)))
+    published = job.write(tables)
+    assert tables.follow(published)
+    files = published.tables[T]
+    assert isinstance(files, ExpiringTimeKeyFiles)
+    (file,) = files.files
+    other = StatePath(f"{file.path}-compacted")
+    store.put(other, store.read(file.path))
+    compacted = replace(file, path=other, compaction_generation=1)
+    merged = replace(published, tables=published.tables | {T: replace(files, files=(compacted,))})
+    assert tables.follow(merged)
+    assert kept(tables).rows().num_rows == 1
 
 
 # ---- tables that are not those of the checkpoint -------------------------------------------------

@@ -216,6 +216,19 @@ def test_a_view_without_memory_shows_the_epoch_it_goes_on_from() -> None:
         list(view.get_all(["x"]))
 
 
+def test_deletes_are_applied_though_nothing_is_in_memory() -> None:
+    job = Job()
+    first = job.manager()
+    first.get_expiring_time_key_table("t").insert(rows(("a", 1, 1), ("b", 2, 2)))
+    job.write(first)
+    second = job.manager()
+    second.get_expiring_time_key_table("t").delete_key("a")
+    job.write(second)
+    view = job.manager().get_uncached_key_value_view("t")
+    (rest,) = view.get_all(["v"])
+    assert rest.to_pylist() == [{"v": 2}]
+
+
 @pytest.mark.parametrize("view", ["get_uncached_key_value_view", "get_key_time_table"])
 def test_many_keys_are_deleted_at_once_as_one_by_one(view: str) -> None:
     job = Job()

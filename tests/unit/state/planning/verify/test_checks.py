@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
@@ -20,6 +22,7 @@ from arroyo_dagster.state.planning.verify.checks import (
     Severity,
     StoredFile,
     every_job_recent,
+    files_exist,
     restorable,
 )
 from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles
@@ -80,6 +83,17 @@ def verdict_on(
 # ---- files_exist ---------------------------------------------------------------------------------
 
 
+def test_a_missing_file_and_an_empty_one_are_errors_that_name_them() -> None:
+    verdict = files_exist(checkpoint(), {TIMED: 0})
+    assert not verdict.passed
+    assert [(one.code, one.object) for one in verdict.findings] == [
+        ("file-missing", GLOBAL),
+        ("file-empty", TIMED),
+    ]
+    assert "operator op at epoch 3" in verdict.findings[0].evidence
+    assert str(verdict.findings[0]).endswith(verdict.findings[0].next_step)
+
+
 # ---- restorable ----------------------------------------------------------------------------------
 
 
@@ -88,6 +102,22 @@ def test_an_epoch_that_is_committing_is_restorable_and_an_orphaned_one_is_not() 
     for state in ("INVISIBLE", "UNCLAIMED", "ORPHANED"):
         at = checkpoint(CheckpointState[state])
         assert verdict_on(stored(), at) == (False, ["not-restorable-state"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"problem": "a footer that does not decode"}, "file-broken"),
+        ({"columns": PAIR}, "columns-differ"),
+        ({"columns": ROW[::-1]}, "columns-differ"),
+        ({"columns": (replace(ROW[0], nullable=False), ROW[1])}, "columns-differ"),
+        ({"min_routing_key": 9}, "routing-keys-outside"),
+        ({"max_routing_key": 21}, "routing-keys-outside"),
+        ({"max_timestamp_micros": 51}, "timestamps-outside"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(changes: dict[str, Any], code: str) -> None:
+    assert verdict_on(stored(**changes)) == (False, [code])
 
 
 def test_bounds_wider_than_the_rows_and_missing_statistics_are_fine() -> None:

@@ -142,6 +142,11 @@ def test_rows_from_before_1970_are_a_warning() -> None:
     assert codes(file_findings(listed(), found)) == ["warning time-before-1970"]
 
 
+def test_a_file_that_no_restore_opens_may_be_gone() -> None:
+    assert codes(file_findings(listed(), None)) == ["error file-missing"]
+    assert codes(file_findings(listed(opened=False), None)) == ["warning file-missing"]
+
+
 def test_arroyo_migrates_one_step_and_we_any_number() -> None:
     def of(version: int, *, managed: bool) -> list[str]:
         found = facts({"state_version": version})

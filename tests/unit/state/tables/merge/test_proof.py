@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state import (
+    Epoch,
     ExpiringTimeKeyTable,
     MemoryStore,
     StatePath,
@@ -21,10 +24,12 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.parquet import encode_pair_columns
 from arroyo_dagster.state.model.compaction import OutputForm, PairsMerge, RowsMerge
+from arroyo_dagster.state.planning.restore.schema_evolution import noted
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.merge.rows import merge_rows
+from arroyo_dagster.state.tables.time_files import write_time_file
 from tests.fabricated import OPERATOR, pair_files, stored_rows, time_files
-from tests.formats import MergeOutcome, SortOrder, decode_file, encode_rows
+from tests.formats import ExpiringTimeKeyConfig, MergeOutcome, SortOrder, decode_file, encode_rows
 
 SCHEMA = pa.schema(
     [
@@ -208,6 +213,55 @@ def test_the_rows_as_they_are_pass(sort: SortOrder) -> None:
         outcome = merged(sort, corrupt)
         assert outcome.same
         assert outcome.rows_out == LAST
+
+
+@pytest.mark.parametrize("sort", SortOrder)
+def test_files_of_older_columns_merge_with_those_of_today(sort: SortOrder) -> None:
+    """Texts that repeat in the oldest file are wider today, or have only begun to exist."""
+    times = pa.array(range(ROWS), pa.timestamp("ns"))
+    names = pa.array([f"name {row % 5}" for row in range(ROWS)])
+    time = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
+    key = pa.field("key", pa.int64())
+    old = pa.schema([key, pa.field("name", pa.string()), time])
+    new = pa.schema([key, pa.field("name", pa.large_string()), pa.field("b", pa.string()), time])
+    before, now = (
+        timestamp_table_config("t", retention_micros=1, schema=schema, keys=["key"])
+        for schema in (old, new)
+    )
+    assert isinstance(before.config, ExpiringTimeKeyConfig)
+    assert isinstance(now.config, ExpiringTimeKeyConfig)
+    numbers = pa.array(range(ROWS))
+    store, files = MemoryStore(), []
+    for config, columns in (
+        (before, [numbers, names, times]),
+        (now, [numbers, names.cast(pa.large_string()), names, times]),
+    ):
+        schema = old if config is before else new
+        rows = stored_rows(config, pa.Table.from_arrays(columns, schema=schema))
+        path = StatePath(f"file {len(files)}")
+        file, _ = write_time_file(
+            store, rows, path, epoch=Epoch(1 + len(files)), timestamp_index=len(schema) - 1
+        )
+        files.append(file)
+    since = noted(before.config, now.config, Epoch(2))
+    merge = RowsMerge(
+        operator=OPERATOR,
+        table=now.table,
+        inputs=tuple(files),
+        ranges=(range_for_server(0, 1),),
+        cutoff_micros=0,
+        size_bytes=0,
+        from_oldest=True,
+        form=OutputForm(sort=sort),
+    )
+    table = ExpiringTimeKeyTable(replace(now, config=since), store)
+    outcome = merge_rows(table, store, merge, lambda _, suffix: StatePath(f"new{suffix}"))
+    assert outcome.same
+    assert outcome.rows_out == 2 * ROWS
+    (written,) = outcome.merged.output_paths
+    found, _ = decode_file(store.read(written), written)
+    assert Counter(found.column("name").to_pylist()) == Counter(names.to_pylist() * 2)
+    assert Counter(found.column("b").to_pylist()) == Counter([*names.to_pylist(), *[None] * ROWS])
 
 
 @pytest.mark.parametrize("sort", [SortOrder.REPLAY, SortOrder.TIME])
