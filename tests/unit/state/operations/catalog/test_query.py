@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,28 +17,22 @@ from arroyo_dagster import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    ReadOptions,
     StatePath,
     WorkerGeneration,
     WriteProtected,
     codec_for,
-    describe_epoch,
-    find_hash_variant,
     global_table_config,
     list_epochs,
     read_rows,
-    verify_job,
 )
-from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.model.types import SystemTimeNanos
 from arroyo_dagster.state.tables.global_keys import first_entries
 from tests.formats import decode_file, encode_rows, metadata
 from tests.internals import load_epoch
 from tests.jobs import run_word_job, word_job
-from tests.stores import Counting, Wrapper
+from tests.stores import Counting
 
 P = StatePath
-T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -142,34 +135,3 @@ def test_a_text_that_is_not_utf_8_is_shown_in_hex_and_told(store: MemoryStore) -
     assert any(isinstance(one, str) for one in shown)
     assert found.problem is not None
     assert "not match its column's type" in found.problem
-
-
-@pytest.mark.parametrize("verb", ["read", "read_range"])
-def test_a_store_that_fails_is_no_broken_file(store: MemoryStore, verb: str) -> None:
-    class Failing(Wrapper):
-        def _call(self, called: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-            if called == verb and "table-" in path:
-                raise StorageError("the connection was lost", path=path)
-            return action()
-
-    failing, paths = Failing(store), paths_of(store)
-    calls: list[Callable[[], object]] = [
-        lambda: read_rows(failing, paths, "keep", "rows", ReadOptions(limit=1)),
-        lambda: read_rows(failing, paths, "count", "counts", ReadOptions(limit=1)),
-    ]
-    if verb == "read":
-        calls = [lambda: read_rows(failing, paths, "count", "counts")]
-    else:
-        calls += [
-            lambda: describe_epoch(failing, paths),
-            lambda: find_hash_variant(failing, load_epoch(failing, paths)),
-            lambda: verify_job(failing, paths),
-            lambda: verify_job(failing, paths, level=1),
-            lambda: ParquetBackend(failing, paths).prepare_checkpoint_load(
-                load_epoch(failing, paths).epoch
-            ),
-        ]
-    for call in calls:
-        with pytest.raises(StorageError) as caught:
-            call()
-        assert caught.value.retryable

@@ -21,7 +21,7 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.model.tables import StoredSchema
 from arroyo_dagster.state.planning.restore.recovery import CannotStart
 from arroyo_dagster.state.planning.verify.checks import ArrowColumn
-from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
+from arroyo_dagster.state.planning.verify.epochs import across_findings
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
     Footer,
@@ -33,7 +33,6 @@ from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.protocol import ProtocolFacts, protocol_findings
 from arroyo_dagster.state.planning.verify.restore import owner_findings
 from tests.formats import (
-    CompactionRecord,
     CurrentGeneration,
     EpochRecord,
     ExpiringTimeKeyConfig,
@@ -41,7 +40,6 @@ from tests.formats import (
     GlobalKeyedConfig,
     GlobalKeyedFiles,
     Manifest,
-    MergedPairs,
     RunProgress,
     TimeFile,
 )
@@ -373,32 +371,3 @@ def test_an_error_told_hides_what_follows_from_it() -> None:
 
 
 # ---- compactions that wait -----------------------------------------------------------------------
-
-
-def test_a_record_of_which_only_one_merge_was_adopted_doubles_nothing() -> None:
-    """Each merge is adopted as a whole; another one of the same record may be stale."""
-    first, second = (
-        MergedPairs(
-            operator=OperatorId(name),
-            table=TableName("g"),
-            inputs=(StatePath(f"j/{name}-in"),),
-            outputs=(StatePath(f"j/{name}-out"),),
-        )
-        for name in ("a", "b")
-    )
-    record = CompactionRecord(
-        pipeline=PipelineId("p"),
-        job=JobId("j"),
-        epoch=Epoch(1),
-        token=1,
-        created_at_micros=0,
-        merged=(first, second),
-    )
-    present = dict.fromkeys((*first.outputs, *second.outputs), 1)
-
-    def codes(*listed: StatePath) -> list[str]:
-        waiting = {StatePath("j/record"): record}
-        return [one.code for one in waiting_findings(waiting, present, listed)]
-
-    assert codes(*first.outputs, *second.inputs) == []
-    assert codes(*first.outputs, *first.inputs) == ["file-doubled"]
