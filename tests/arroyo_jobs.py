@@ -33,31 +33,32 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
-from arroyo_dagster.state.codec.schema import file_schema, memory_schema
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state.tables.time_files import in_range
+from tests.formats import (
     CurrentGeneration,
     EpochRecord,
-    GenerationManifest,
-    LegacyCheckpoint,
-    Manifest,
-)
-from arroyo_dagster.state.model.compaction import RowsDigest
-from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts, SourceAnswer
-from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
+    GenerationManifest,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
+    JobCondition,
+    JobFacts,
+    LegacyCheckpoint,
+    Manifest,
+    RowsDigest,
+    SourceAnswer,
     TableFiles,
     TimeFile,
+    digest_rows,
+    encode_pairs,
+    encode_rows,
+    file_schema,
+    memory_schema,
+    metadata,
+    records,
 )
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.planning.restore.recovery import Restore
-from arroyo_dagster.state.tables.restoring import restored_rows
-from arroyo_dagster.state.tables.time_files import in_range
+from tests.internals import AssumedJobs, JobDirectory, Restore, restored_rows
 
 SECOND = 1_000_000
 
@@ -65,11 +66,7 @@ SECOND = 1_000_000
 def window_config(schema: pa.Schema, keys: Sequence[str], *, retention: int = 10) -> TableConfig:
     """Table `t` of a tumbling window."""
     return timestamp_table_config(
-        "t",
-        "tumbling_intermediate",
-        retention_micros=retention * SECOND,
-        schema=schema,
-        keys=keys,
+        "t", "tumbling_intermediate", retention_micros=retention * SECOND, schema=schema, keys=keys
     )
 
 
@@ -443,8 +440,7 @@ def begun(layout: Layout, epochs: int = 4, name: str = "job_x") -> ArroyoJob:
         times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]
         window = table_rows(EVENTS, [[f"k{n % 4}" for n in range(6)], [at] * 6, times])
         totals = table_rows(
-            without_keys(GROUPS),
-            [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]],
+            without_keys(GROUPS), [[at + 1, at + 2], times[:2], [at * 10 + 1, at * 10 + 2]]
         )
         tuples = table_rows(
             without_keys(TUPLES),

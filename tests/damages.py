@@ -25,14 +25,19 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows, read_facts
-from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
-from arroyo_dagster.state.model.tables import (
+from tests.formats import (
+    CompactionRecord,
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
+    MergedPairs,
     TimeFile,
+    decode_file,
+    encode_pairs,
+    encode_rows,
+    metadata,
+    read_facts,
+    records,
 )
 
 Expected = set[tuple[str, str, str]]
@@ -798,9 +803,7 @@ LEGACY = (
 
 
 def _record_of(
-    scene: Scene,
-    merged: tuple[OperatorId, TableName, StatePath],
-    outputs: tuple[StatePath, ...],
+    scene: Scene, merged: tuple[OperatorId, TableName, StatePath], outputs: tuple[StatePath, ...]
 ) -> CompactionRecord:
     operator, table, path = merged
     assert scene.paths.pipeline is not None

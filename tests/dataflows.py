@@ -37,10 +37,9 @@ from arroyo_dagster.state import (
     global_table_config,
     run_pipeline,
 )
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Offset
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash
+from tests.internals import LocalRun, Offset
+from tests.stores import Wrapper
 
 SECOND = 1000
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state import ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 

@@ -20,25 +20,24 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state.model.tables import StoredSchema
+from tests.formats import (
+    MAX_ROUTING_KEY,
     CurrentGeneration,
     EpochRecord,
-    GenerationManifest,
-    Manifest,
-    RunProgress,
-)
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
+    GenerationManifest,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
-    StoredSchema,
+    Manifest,
+    RunProgress,
     TimeFile,
+    metadata,
+    records,
 )
-from arroyo_dagster.state.storage.store import Listing, ObjectInfo
+from tests.formats import state_pb2 as pb
+from tests.stores import Listing, ObjectInfo
 
 PATHS = JobPaths(JobId("big"), PipelineId("pl"))
 GENERATION = WorkerGeneration(1)

@@ -21,13 +21,10 @@ from arroyo_dagster.state import (
     TableName,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import KafkaState
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import SECOND, table_rows
+from tests.formats import ExpiringTimeKeyConfig, Overrides
+from tests.internals import ExpressionWatermarkState, parse_overrides, restored_rows
 from tests.surgery_jobs import (
     BEGAN,
     FILE,
@@ -231,7 +228,7 @@ def _rows(sql: Sql, table: str, at: int, base: int) -> pa.Table:
 
 
 def table_schema(sql: Sql, table: str) -> pa.Schema:
-    from arroyo_dagster.state.codec.schema import schema_from_json
+    from tests.formats import schema_from_json
 
     config = sql.config(table).config
     assert isinstance(config, ExpiringTimeKeyConfig)

@@ -25,15 +25,21 @@ from arroyo_dagster.state import (
     key_hashes,
     range_for_server,
 )
-from arroyo_dagster.state.codec.operations import INSERT
-from arroyo_dagster.state.codec.parquet import encode_pairs
-from arroyo_dagster.state.model.checkpoints import Manifest, RunProgress
-from arroyo_dagster.state.model.compaction import MergedRows, RowsMerge
+from arroyo_dagster.state.model.compaction import RowsMerge
 from arroyo_dagster.state.model.layout import REMOVED
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableFiles, TimeFile
 from arroyo_dagster.state.tables.merge.range_files import routes
 from arroyo_dagster.state.tables.merge.rows import merge_rows
 from arroyo_dagster.state.tables.time_files import write_time_file
+from tests.formats import (
+    INSERT,
+    ExpiringTimeKeyConfig,
+    Manifest,
+    MergedRows,
+    RunProgress,
+    TableFiles,
+    TimeFile,
+    encode_pairs,
+)
 
 PATHS = JobPaths(JobId("made"), PipelineId("tests"))
 OPERATOR = OperatorId("operator")

@@ -9,8 +9,7 @@ from typing import Literal, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, StorageError
 from arroyo_dagster.state import ObjectStore, StatePath
-from arroyo_dagster.state.storage.store import DeleteOutcome
-from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
+from tests.stores import MUTATING, DeleteOutcome, Wrapper
 
 T = TypeVar("T")
 

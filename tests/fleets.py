@@ -20,17 +20,18 @@ from arroyo_dagster.state import (
     WorkerGeneration,
     global_table_config,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.parquet import encode_pairs
-from arroyo_dagster.state.model.checkpoints import (
-    CommittedMarker,
+from arroyo_dagster.state.model.checkpoints import CommittedMarker
+from tests.formats import (
     CurrentGeneration,
     EpochRecord,
     GenerationManifest,
+    GlobalKeyedFiles,
     LegacyCheckpoint,
     Manifest,
+    encode_pairs,
+    metadata,
+    records,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 
 OPERATOR = OperatorId("count")
 TABLE = TableName("counts")

@@ -25,13 +25,13 @@ from arroyo_dagster.state import (
     WriteProtected,
     verify_job,
 )
-from arroyo_dagster.state.codec import compaction_records, metadata, parquet
-from arroyo_dagster.state.codec.parquet import FooterFacts, read_facts
+from arroyo_dagster.state.codec import parquet
+from arroyo_dagster.state.codec.parquet import FooterFacts
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.storage.store import Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.formats import compaction_records, metadata, read_facts
+from tests.internals import AssumedJobs, JobDirectory
 from tests.jobs import run_word_job, word_job
+from tests.stores import Listing, ObjectInfo, Wrapper
 
 T = TypeVar("T")
 DAY = 86_400 * 1_000_000

@@ -26,10 +26,10 @@ from arroyo_dagster.spark.holders.slot import WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.packing import PackedPipeline
 from arroyo_dagster.state import ObjectStore, Pipeline
-from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.exchange import ExchangeChunk, read_split, source_chunks
 from arroyo_dagster.state.runtime.pipeline_run import EpochReports, PipelineRun, SourceSplit
 from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
+from tests.internals import JobRun
 
 Ask = Callable[["HeldRun", LevelWork, int, pa.Buffer, Meeting], list[pa.RecordBatch]]
 

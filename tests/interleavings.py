@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath
-from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.stores import DeleteOutcome, Listing, ObjectInfo, Wrapper
 
 T = TypeVar("T")
 Objects = frozenset[tuple[str, bytes]]

@@ -38,11 +38,10 @@ from arroyo_dagster.state import (
     run_pipeline,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.checkpoints import CONTENT
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
-from arroyo_dagster.state.runtime.in_process import LocalRun
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles, decode_file
+from tests.internals import LocalRun
 from tests.words import decode_pair
 
 START = dt.datetime(2024, 1, 1)

@@ -8,9 +8,9 @@ from typing import Any
 
 from arroyo_dagster.state import ObjectStore
 from arroyo_dagster.state.codec.journal import RunHeader
-from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc.journal import Journal
 from tests.fleets import protocol_job
+from tests.formats import StoredObject
 
 PATHS = protocol_job("p")
 BEGAN = 1_700_000_000_000_000

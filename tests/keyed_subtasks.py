@@ -17,8 +17,8 @@ from arroyo_dagster.state import (
     TaskInfo,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
+from tests.formats import ExpiringTimeKeyFiles, TimeFile
+from tests.internals import merge_operator
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 OPERATOR = OperatorId("o")

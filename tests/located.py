@@ -34,11 +34,7 @@ class Located(Operator):
     """Counts rows by key, and appends to a log: each start, each epoch, the copies in memory."""
 
     def __init__(
-        self,
-        log: str,
-        ballast_bytes: int = 0,
-        count_copies_every: int = 1,
-        fail: str | None = None,
+        self, log: str, ballast_bytes: int = 0, count_copies_every: int = 1, fail: str | None = None
     ) -> None:
         self._log = log
         self._fail = fail

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from arroyo_dagster.state import Source
-from arroyo_dagster.state.runtime.operators import Offset
+from tests.internals import Offset
 
 
 def records(source: Source, start: Offset, end: Offset) -> list[dict[str, Any]]:

@@ -22,11 +22,7 @@ from arroyo_dagster.cli.rendering import print_table
 from arroyo_dagster.cli.surgery.rendering import print_plan
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.spark.surgery.bootstrap import (
-    Bootstrap,
-    computed_bootstrap,
-    encoded_arguments,
-)
+from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, computed_bootstrap, encoded_arguments
 from arroyo_dagster.state import (
     JobPaths,
     Layout,
@@ -38,10 +34,6 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.model.surgery.plans import EditPlan
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.evolve import run_evolve
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import run_fork
 from tests.arroyo_jobs import SECOND, stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_surgery import FORWARD, with_other_outputs
@@ -59,6 +51,7 @@ from tests.evolved_jobs import (
     loaded,
     sql_job,
 )
+from tests.internals import EditOptions, StateSource, run_edit, run_evolve, run_fork
 from tests.surgery_jobs import BEGAN, NANOS
 
 NOW = EditOptions(quiet_seconds=0)
@@ -120,10 +113,7 @@ def _evolve() -> None:
     _title("2. Evolve: statements reordered, min(v) and sum(v) added, count(distinct) moved")
     source = sql_job(Layout.PROTOCOL, "job_a")
     now = Sql(
-        ids=SHIFTED,
-        window=(COUNT, LEAST, SUM),
-        totals=(SUM, SUMS, COUNT, MOST),
-        distinct=(2,),
+        ids=SHIFTED, window=(COUNT, LEAST, SUM), totals=(SUM, SUMS, COUNT, MOST), distinct=(2,)
     )
     job = sql_job(Layout.PROTOCOL, "job_b", now, base=7, epochs=2)
     before = loaded(job.store, job.paths)

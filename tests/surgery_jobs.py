@@ -22,17 +22,8 @@ from arroyo_dagster.state import (
     TableName,
     codec_for,
 )
-from arroyo_dagster.state.codec.parquet import encode_pairs
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
-    GlobalKeyedFiles,
-    TableFiles,
-)
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
-from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import ImpulseSourceState, KafkaState
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,
@@ -45,6 +36,14 @@ from tests.arroyo_jobs import (
     tuples_config,
     window_config,
 )
+from tests.formats import (
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    TableFiles,
+    encode_pairs,
+)
+from tests.internals import ExpressionWatermarkState, restored_rows
 
 NANOS = SECOND * 1000
 BEGAN = 100_000 * SECOND

@@ -87,10 +87,7 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "sdf": ({"dataflow"}, set()),
     "sdf_testing": ({"dataflow"}, set()),
     "spark": (BASE | {"state", "dataflow"}, {"pyspark", "py4j", "pyarrow"}),
-    "orchestration": (
-        BASE | {"state", "dataflow", "spark"},
-        {"dagster", "pydantic", "pendulum"},
-    ),
+    "orchestration": (BASE | {"state", "dataflow", "spark"}, {"dagster", "pydantic", "pendulum"}),
     "orchestration.resources": (  # a session over Spark Connect
         BASE | {"state", "dataflow", "spark", "orchestration"},
         {"dagster", "pydantic", "pyspark"},
@@ -428,7 +425,7 @@ PUBLIC_MODULES = {
         for name in ("state", "engine", "sdf", "sdf_testing", "spark", "orchestration", "errors")
     ),
 }
-LEAST_SHARE_OF_PUBLIC_NAMES = 0.49
+LEAST_SHARE_OF_PUBLIC_NAMES = 0.64
 """Of the names that tests import from the package. It may only rise; the goal is 0.6."""
 
 

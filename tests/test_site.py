@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.storage.memory import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.jobs import run_word_job
 
 PROJECT = Path(__file__).parents[1]

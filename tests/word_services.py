@@ -32,7 +32,7 @@ from arroyo_dagster.state import (
     global_table_config,
     run_pipeline,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from tests.formats import GlobalKeyedFiles
 
 WORDS = """
 apiVersion: 0.6.0
@@ -202,8 +202,7 @@ def kept(store: ObjectStore, service: str, sink: str) -> list[Any]:
     assert isinstance(files, GlobalKeyedFiles)
     writes = GlobalKeyedTable(config, store).last_writes(files.files)
     return sorted(
-        (json.loads(codec_for(bytes).decode(last[1])) for last in writes.values() if last),
-        key=str,
+        (json.loads(codec_for(bytes).decode(last[1])) for last in writes.values() if last), key=str
     )
 
 

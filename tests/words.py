@@ -28,7 +28,7 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles
 
 TIMESTAMP = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 COUNTED = pa.schema([("word", pa.string()), ("n", pa.int64()), TIMESTAMP])

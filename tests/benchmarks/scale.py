@@ -41,9 +41,9 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from tests import epochs
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows, time_files
+from tests.formats import ExpiringTimeKeyFiles
 
 ROUNDS = 3
 FILES_PER_EPOCH = 20

@@ -117,10 +117,7 @@ def look_ups() -> Iterator[Figure]:
         frame = pl.DataFrame({"_key": listed, "value": range(keys)})
         rows = frame.with_columns(pl.col("value").alias("more"), pl.col("_key").alias("text"))
         asked = random.Random(1).choices(listed, k=LOOK_UPS)
-        read: dict[str, Any] = {
-            "primitives": Pairs(frame),
-            "rows": Frame(rows, Tables(()), "rows"),
-        }
+        read: dict[str, Any] = {"primitives": Pairs(frame), "rows": Frame(rows, Tables(()), "rows")}
         rates: dict[str, list[float]] = {name: [] for name in read}
         for _ in range(ROUNDS):
             for name, state in read.items():

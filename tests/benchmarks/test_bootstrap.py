@@ -10,10 +10,10 @@ from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap
 from arroyo_dagster.state import Layout, open_store
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from tests.arroyo_jobs import SECOND, stopped
 from tests.benchmarks.conftest import Comparison
 from tests.evolved_jobs import Sql, sql_job
+from tests.internals import EditOptions
 from tests.surgery_jobs import BEGAN, WATERMARK
 
 EVENTS = 10**7

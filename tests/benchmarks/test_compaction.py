@@ -41,9 +41,9 @@ from arroyo_dagster.state import (
     timestamp_table_config,
 )
 from arroyo_dagster.state.codec.parquet import encode_pair_columns
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
 from arroyo_dagster.state.tables.merge.task import MergeTask, run_merge
 from tests.fabricated import PATHS, publish, stored_rows, time_files
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles
 
 ALWAYS = SparkThresholds(size_bytes=0, files=0, objects=0)
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.state import GcOptions, GcRequest, MemoryStore, PlanKind, Progress, run_gc
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
 from tests.faulty_stores import Slow
+from tests.formats import GRACE_FLOOR_MICROS
 from tests.gc_jobs import PATHS, Clock, begun
 from tests.jobs import copied
 

@@ -33,8 +33,9 @@ from arroyo_dagster.state import (
     open_store,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.operations import encode_key, encode_operation
+from arroyo_dagster.state.codec.operations import encode_key
 from tests.benchmarks.conftest import Comparison
+from tests.formats import encode_operation
 from tests.keyed_subtasks import Subtasks
 
 SIZES = (10**4, 10**5, 10**6, 10**7)

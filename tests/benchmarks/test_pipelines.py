@@ -16,14 +16,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import (
-    LineageEndpoint,
-    ListedPipeline,
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
     PipelineList,
+    SensorOptions,
+    VerifyOptions,
+    build_arroyo_definitions,
 )
-from arroyo_dagster.orchestration.sensor import SensorOptions
-from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
 from arroyo_dagster.state import MemoryStore
 from tests.fleets import Written, protocol_job
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.state import MemoryStore, StatePath
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor, PollOptions, poll_fleet
+from arroyo_dagster.state.operations.catalog.changes import PollOptions, poll_fleet
 from arroyo_dagster.state.planning.polling import poll_interval_seconds, quiet_poll, sweep
-from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.concurrency import concurrently
 from tests.benchmarks.conftest import Comparison
 from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job
+from tests.internals import FleetCursor
+from tests.stores import Counting
 
 JOBS = 500
 SWEEP = sweep(poll_interval_seconds(JOBS))

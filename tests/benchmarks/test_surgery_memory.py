@@ -19,9 +19,8 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state import Layout, open_store
-from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from tests.evolved_jobs import COUNT, EXPIRING, LEAST, Column, Sql, sql_job
+from tests.formats import ExpiringTimeKeyConfig, memory_schema
 from tests.surgery_jobs import BEGAN, NANOS
 
 MEGABYTE = 1 << 20

@@ -112,8 +112,7 @@ def shots(runs: Runs) -> Iterator[Shot]:
         top=110,
     )
     yield Shot(
-        path=f"/assets/{live}/retained_epochs",
-        texts=("deleted", " removed, 12 kept, from epoch "),
+        path=f"/assets/{live}/retained_epochs", texts=("deleted", " removed, 12 kept, from epoch ")
     )
     yield Shot(path=_CHECK.format(f"{live}/{CHECKPOINT}", "healthy"), texts=("late", "Runbook:"))
     yield Shot(

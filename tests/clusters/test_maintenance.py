@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state import MemoryStore, open_store, run_compaction, run_gc, verify_job
-from arroyo_dagster.state.model.layout import is_compacted
 from tests.clusters.standalone import standalone
 from tests.clusters.test_connect import connect_server
 from tests.clusters.test_kills import ON_CLUSTER
 from tests.clusters.test_standalone import PROJECT
+from tests.formats import is_compacted
 from tests.jobs import run_word_job, state_of, word_job
 
 pytestmark = pytest.mark.clusters

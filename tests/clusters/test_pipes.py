@@ -22,10 +22,10 @@ from arroyo_dagster.orchestration import (
 )
 from arroyo_dagster.orchestration.resources import SPARK_TAG
 from arroyo_dagster.state import open_store, verify_job
-from arroyo_dagster.state.metadata.lease import lease
 from tests.clusters.standalone import StandaloneCluster, standalone
 from tests.clusters.test_kills import ON_CLUSTER, options
 from tests.clusters.test_standalone import PROJECT
+from tests.internals import lease
 from tests.jobs import run_word_job, word_job
 
 pytestmark = pytest.mark.clusters
@@ -38,7 +38,6 @@ JOB: dict[str, Any] = {
     "sinks": 0,
 }
 PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
-KEY = str(PATHS.root)
 COMPACT = {"policy": "full", "wait_seconds": 0.0}
 SCRIPT = """
 from arroyo_dagster.cli.pipes import serve

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from arroyo_dagster.state.codec import metadata
+from tests.formats import metadata
 
 DATA = Path(__file__).parent / "data"
 ARCHIVES = ("legacy", "leader", "flights")

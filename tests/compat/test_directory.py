@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.state import JobId, JobPaths, PipelineId, list_jobs, open_store
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, open_directory
 from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
-from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA, description, unpack
+from tests.formats import JobCondition
+from tests.internals import JobDirectory, open_directory
 from tests.loopback import recorded, replaying, serving
+from tests.stores import ArroyoDatabase
 
 DATABASE = str(DATA / "state-legacy.sqlite")
 

@@ -18,10 +18,9 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader, write_time_file
 from tests.fabricated import stored_rows
+from tests.formats import ExpiringTimeKeyConfig, encode_rows
 from tests.unit.state.codec.test_encodings import COLUMNS, READABLE
 
 ALL = pa.Table.from_arrays(

@@ -11,14 +11,13 @@ import pytest
 
 from arroyo_dagster import JobPaths, ObjectStore, ParquetBackend, WriteProtected, run_undo
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.planning.surgery.matching import match_operators, shapes_of
 from tests.arroyo_jobs import content, stopped
 from tests.compat.test_surgery import NOW, jobs, positions, verify, with_other_outputs
 from tests.damages import copy_job
 from tests.evolved_jobs import as_suggested
+from tests.formats import Overrides
+from tests.internals import StateSource, plan_evolve, run_evolve
 from tests.shares import Share, share_or_all
 
 __all__ = ["jobs"]

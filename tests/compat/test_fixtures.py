@@ -25,17 +25,13 @@ from arroyo_dagster.state import (
     list_jobs,
     open_store,
 )
-from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.metadata.objects import MetadataReader
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
-)
-from arroyo_dagster.state.planning.restore.recovery import Restore, resolve_with
-from arroyo_dagster.state.storage import Counting
+from arroyo_dagster.state.planning.restore.recovery import resolve_with
 from tests.compat.arroyo import ARCHIVES, description, unpack
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, GlobalKeyedFiles, decode_file
+from tests.internals import Restore
 from tests.shares import Share, share_or_all
+from tests.stores import Counting
 
 Described = Mapping[str, Any]
 

@@ -26,10 +26,9 @@ from arroyo_dagster.state import (
     open_store,
     read_rows,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.query import load_epoch
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.compat.arroyo import DATA, unpack
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from tests.internals import load_epoch, restored_rows
 from tests.shares import Share, dealt_out
 
 FLIGHTS = Path(__file__).parents[2] / "examples/flights/data/flights-2013.parquet"

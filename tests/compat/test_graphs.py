@@ -14,18 +14,14 @@ import pytest
 from arroyo_dagster import JobId, JobPaths, OperatorId, ParquetBackend, open_store
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.surgery.graphs import StoredGraph
-from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
-from arroyo_dagster.state.operations.surgery.graphs.find import (
-    FoundGraph,
-    find_graph,
-    find_places,
-)
+from arroyo_dagster.state.operations.surgery.graphs.find import FoundGraph, find_graph, find_places
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
-from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA, unpack
 from tests.compat.test_directory import LEADER, LEGACY
+from tests.internals import open_directory
 from tests.loopback import Reply, recorded, replaying, serving
+from tests.stores import ArroyoDatabase
 
 DATABASE = str(DATA / "state-legacy.sqlite")
 TUMBLE = "/api/v1/pipelines/pl_TMQwrwDW3K"

@@ -11,8 +11,8 @@ import pytest
 from arroyo_dagster.state import StateCatalog, StateEpoch, open_state
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES
 from arroyo_dagster.state.operations.query.operator_state import join_sides, sessions, windows
-from arroyo_dagster.state.operations.query.sql import SqlCatalog
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.internals import SqlCatalog
 from tests.jobs import written_by_word_job
 
 

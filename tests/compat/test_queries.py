@@ -15,8 +15,8 @@ from arroyo_dagster.state.codec.bincode.arrow_values import decode_to_arrow
 from arroyo_dagster.state.codec.plain import plain_scalar, unique_names
 from arroyo_dagster.state.operations.query.expiring_scan import ExpiringScan
 from arroyo_dagster.state.operations.query.names import parse_name
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.internals import restored_rows
 
 ROWS_TO_LOOK_UP = 3
 COMPARED = {

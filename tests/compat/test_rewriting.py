@@ -33,16 +33,12 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.layout import is_rewritten
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.arroyo_jobs import content, stopped
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.compat.test_fixtures import as_plain
 from tests.damages import copy_job
+from tests.formats import ExpiringTimeKeyFiles, decode_file, encode_rows, is_rewritten, metadata
+from tests.internals import JobDirectory, restore_plan
 from tests.shares import all_but
 
 A = TableName("a")

@@ -23,25 +23,24 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs
-from arroyo_dagster.state.model.surgery.edits import (
+from arroyo_dagster.state.operations.query.positions import source_positions
+from arroyo_dagster.state.planning.verify.findings import Verdict
+from tests.arroyo_jobs import content, stopped
+from tests.compat.arroyo import ARCHIVES, unpack
+from tests.damages import copy_job
+from tests.formats import (
     Edit,
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
     KeyDeletion,
     NewPosition,
     SetOffsets,
     SetWatermark,
+    decode_file,
+    digest_rows,
+    encode_pairs,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.query.positions import source_positions
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import run_fork
-from arroyo_dagster.state.planning.verify.findings import Verdict
-from arroyo_dagster.state.tables.restoring import restored_rows
-from tests.arroyo_jobs import content, stopped
-from tests.compat.arroyo import ARCHIVES, unpack
-from tests.damages import copy_job
+from tests.internals import EditOptions, StateSource, restored_rows, run_edit, run_fork
 from tests.shares import Share, share_or_all
 
 NOW = EditOptions(quiet_seconds=0)

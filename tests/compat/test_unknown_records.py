@@ -45,26 +45,28 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES
-from arroyo_dagster.state.model.surgery.edits import KeyDeletion, SetEntry, SetWatermark
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, run_copy
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import run_fork
-from arroyo_dagster.state.operations.surgery.managed.execute import (
-    run_managed_edit,
-    run_managed_undo,
-)
-from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
+from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_undo
 from arroyo_dagster.state.planning.verify.findings import Severity
-from arroyo_dagster.state.storage.wrappers import MUTATING, Wrapper
 from tests.arroyo_jobs import SECOND, stopped
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import Crash
+from tests.formats import KeyDeletion, SetEntry, SetWatermark
 from tests.gc_jobs import DAY, Clock, dead, directory, expiry, orphans
+from tests.internals import (
+    EditOptions,
+    StateSource,
+    UndeleteOptions,
+    purge,
+    read_pins,
+    run_edit,
+    run_fork,
+    run_managed_edit,
+    run_rebuild,
+    run_undelete,
+)
 from tests.jobs import copied, word_job, written_by_word_job
+from tests.stores import MUTATING, Wrapper
 from tests.surgery_jobs import WATERMARK, SurgeryJob, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")

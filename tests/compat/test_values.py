@@ -32,11 +32,10 @@ from arroyo_dagster.state import (
     read_rows,
 )
 from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.operations.catalog.query import load_epoch
 from arroyo_dagster.state.tables.known.catalogue import BUILT_IN
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.formats import ExpiringTimeKeyConfig, file_schema
+from tests.internals import load_epoch
 
 CATALOGUE = Catalogue(BUILT_IN)
 

@@ -34,9 +34,6 @@ from arroyo_dagster.state import (
     run_pipeline,
     verify_job,
 )
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.query import load_epoch
 from tests import shares
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.damages import (
@@ -53,6 +50,8 @@ from tests.damages import (
     value_broken,
     warnings,
 )
+from tests.formats import ExpiringTimeKeyFiles, decode_file, encode_rows
+from tests.internals import load_epoch
 from tests.jobs import copied, run_word_job, word_job
 from tests.shares import Share, all_but, share_or_all
 

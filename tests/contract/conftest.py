@@ -46,7 +46,7 @@ LIMITS = {
         "test_a_reader_sees_the_old_bytes_or_the_new_ones": "s3rver does not replace atomically",
         "test_what_was_put_is_read[s3rver-fsspec-0]": NO_EMPTY_RANGE,
         "test_an_empty_object_has_empty_ranges[s3rver-fsspec-0-5]": NO_EMPTY_RANGE,
-    },
+    }
 }
 """What a server cannot do, and our clients cannot mend; by test, or by test and parameters."""
 

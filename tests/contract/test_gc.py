@@ -20,10 +20,9 @@ from arroyo_dagster.state import (
     open_store,
     run_gc,
 )
-from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from tests.fleets import Written, protocol_job
 from tests.gc_jobs import expiry, orphans, whole, without_ours
+from tests.internals import read_journal, run_undelete
 
 PATHS = protocol_job("p")
 STOPPED = {"p/main": "stopped"}

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.state import ObjectStore, StatePath
-from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.storage import encode_path
 from tests.contract.conftest import NewStore
 from tests.contract.test_object_store import assert_same_but_for_a_second
+from tests.formats import path_error
 
 # The file system takes 255 bytes of a name that may become three times as long.
 _SEGMENTS = st.one_of(

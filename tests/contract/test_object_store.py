@@ -23,12 +23,13 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath, WriteProtected
 from arroyo_dagster.state.model.sizes import RECORD
-from arroyo_dagster.state.storage import Counting, ObjectInfo, encode_path, read_many
+from arroyo_dagster.state.storage import ObjectInfo, encode_path, read_many
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.store import CHUNK_BYTES, read_in_chunks
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, MOTO_BACKENDS, open_s3
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.stores import Counting
 
 P = StatePath
 

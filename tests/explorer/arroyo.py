@@ -393,14 +393,7 @@ class Leader:
         epoch = 1 if self.head is None else self.head.epoch + 1
         before = {} if self.head is None else {o.operator: o for o in self.head.operators}
         operators = write_files(
-            self.hands,
-            self.job,
-            epoch,
-            epoch,
-            self.number,
-            before,
-            self.chance,
-            self.parallelism,
+            self.hands, self.job, epoch, epoch, self.number, before, self.chance, self.parallelism
         )
         assert self.paths.pipeline is not None
         manifest = Manifest(
@@ -537,11 +530,7 @@ class LegacyRun:
         return metadata.decode_operator(hands.read(path), path)
 
     def _checkpoint(
-        self,
-        hands: Hands,
-        epoch: int,
-        directory: int,
-        before: dict[OperatorId, OperatorCheckpoint],
+        self, hands: Hands, epoch: int, directory: int, before: dict[OperatorId, OperatorCheckpoint]
     ) -> dict[OperatorId, OperatorCheckpoint]:
         job, clock = self.job, self.world.clock_of(self.process)
         began = clock()

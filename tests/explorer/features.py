@@ -13,23 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from arroyo_dagster.state import JobId, JobPaths, PipelineId
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.storage import names as stored_names
 from tests.damages import field_ends
 from tests.explorer import ours
 from tests.explorer.oracle import MANIFEST, METADATA, OPERATOR, OURS, Watch, Watches
 from tests.explorer.setting import Setting
-from tests.explorer.world import (
-    DAY,
-    HOUR,
-    SECOND,
-    WRITERS,
-    Clock,
-    Hands,
-    Objects,
-    Process,
-    World,
-)
+from tests.explorer.world import DAY, HOUR, SECOND, WRITERS, Clock, Hands, Objects, Process, World
+from tests.formats import JobCondition
 
 SHARE = 0.35
 """Of the schedules so many have a feature, and one of five of those has two."""

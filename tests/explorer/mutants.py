@@ -14,37 +14,16 @@ from unittest import mock
 from arroyo_dagster.state import Layout
 from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.metadata import lease as lease_module
-from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.aliases import ReferencedPaths
-from arroyo_dagster.state.model.garbage import JobPins
-from arroyo_dagster.state.model.objects import ObjectKind, Packed
-from arroyo_dagster.state.operations.compaction import (
-    rewrite as rewriting,
-)
-from arroyo_dagster.state.operations.compaction import (
-    rewrite_preconditions as rewriting_scene,
-)
-from arroyo_dagster.state.operations.compaction import (
-    rewrite_publish as rewriting_publish,
-)
-from arroyo_dagster.state.operations.gc import (
-    execute as collecting,
-)
-from arroyo_dagster.state.operations.gc import (
-    inventory as inventory,
-)
-from arroyo_dagster.state.operations.gc import (
-    plan as gc_plans,
-)
-from arroyo_dagster.state.operations.gc import (
-    root_reader as roots_read,
-)
-from arroyo_dagster.state.operations.gc import (
-    roots_protocol,
-)
-from arroyo_dagster.state.operations.gc import (
-    steps as collecting_steps,
-)
+from arroyo_dagster.state.operations.compaction import rewrite as rewriting
+from arroyo_dagster.state.operations.compaction import rewrite_preconditions as rewriting_scene
+from arroyo_dagster.state.operations.compaction import rewrite_publish as rewriting_publish
+from arroyo_dagster.state.operations.gc import execute as collecting
+from arroyo_dagster.state.operations.gc import inventory as inventory
+from arroyo_dagster.state.operations.gc import plan as gc_plans
+from arroyo_dagster.state.operations.gc import root_reader as roots_read
+from arroyo_dagster.state.operations.gc import roots_protocol
+from arroyo_dagster.state.operations.gc import steps as collecting_steps
 from arroyo_dagster.state.operations.surgery import execute as editing
 from arroyo_dagster.state.operations.surgery import plan as edit_plans
 from arroyo_dagster.state.operations.surgery import transfer
@@ -58,6 +37,7 @@ from arroyo_dagster.state.planning.verify import edits as planned_edits
 from arroyo_dagster.state.runtime import merged_files
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
+from tests.formats import JobPins, ObjectKind, Packed, objects
 
 
 def _instead(owner: Any, name: str, value: Any) -> Callable[[], Any]:
@@ -160,9 +140,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
     ),
     "a rewrite goes on whatever the job does": _regardless,
     "new lists stay although the job was started": _instead(
-        rewriting_publish,
-        "_put_back",
-        lambda held, work, objects, reason: work.changed(reason),
+        rewriting_publish, "_put_back", lambda held, work, objects, reason: work.changed(reason)
     ),
     "what epochs in quarantine need is ignored": _instead(
         roots_read.Reader, "pins_in_full", _without_quarantine

@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from arroyo_dagster.state.codec import compaction_records
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from tests.explorer.truth import Truth
 from tests.explorer.world import DAY, HOUR, Object, Process, Violation
+from tests.formats import compaction_records
+from tests.formats import state_pb2 as pb
 
 _NUMBER = "([0-9]{7}|[1-9][0-9]{7,})"
 """The one way in which an epoch is written in a name."""

@@ -57,50 +57,22 @@ from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
 from arroyo_dagster.state.metadata import restorable as restorable_module
 from arroyo_dagster.state.model import clock as clock_module
-from arroyo_dagster.state.model.checkpoints import (
-    ExpiringTimeKeyReport,
-    GlobalKeyedReport,
-    RunProgress,
-    SubtaskCheckpoint,
-)
-from arroyo_dagster.state.model.compaction import MergedPairs, MergedRows, MergeOutcome, PairsMerge
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
-from arroyo_dagster.state.model.job_facts import Absence, SourceAnswer
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.surgery.edits import (
-    Edit,
-    KeyDeletion,
-    NewPosition,
-    RetainRows,
-    SetEntry,
-    SetOffsets,
-)
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
+from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport, GlobalKeyedReport
+from arroyo_dagster.state.model.compaction import PairsMerge
+from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.operations.compaction import publish as publish_module
 from arroyo_dagster.state.operations.gc import quarantine as quarantine_module
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.operations.restore import revision as revision_module
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.surgery import carried_files as carried_module
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     plan_managed_undo,
-    run_managed_edit,
     run_managed_undo,
 )
 from arroyo_dagster.state.operations.surgery.rebuild import execute as rebuild_module
-from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ReadableObjects
-from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from arroyo_dagster.state.planning.restore import partially_collected as collected_module
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
-from arroyo_dagster.state.runtime.coordinator import JobRun
 from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.storage import concurrency, conditional_create
 from arroyo_dagster.state.tables.merge import rewrite as rewriting_module
@@ -121,6 +93,42 @@ from tests.explorer.rows import merged as merged_rows
 from tests.explorer.truth import Edited, Row
 from tests.explorer.world import HOUR, SECOND, Hands, Process, Violation, World, refused
 from tests.faulty_stores import Crash
+from tests.formats import (
+    GRACE_FLOOR_MICROS,
+    MAX_ROUTING_KEY,
+    Absence,
+    Edit,
+    ExpiringTimeKeyFiles,
+    KeyDeletion,
+    MergedPairs,
+    MergedRows,
+    MergeOutcome,
+    NewPosition,
+    RunProgress,
+    SetEntry,
+    SetOffsets,
+    SourceAnswer,
+    SubtaskCheckpoint,
+    TimeFile,
+)
+from tests.internals import (
+    AssumedJobs,
+    EditOptions,
+    JobDirectory,
+    JobRun,
+    Pace,
+    StateSource,
+    UndeleteOptions,
+    plan_fork,
+    purge,
+    read_pins,
+    run_edit,
+    run_fork,
+    run_managed_edit,
+    run_rebuild,
+    run_rebuild_undo,
+    run_undelete,
+)
 
 SOURCE, OPERATOR = OperatorId("src"), OperatorId("op")
 STEP, RETENTION = 10, 25
@@ -386,12 +394,7 @@ def _write_epoch(
 
 
 def _report(
-    hands: Hands,
-    run: OpaqueRun,
-    job: Job,
-    name: OperatorId,
-    subtask: int,
-    chance: random.Random,
+    hands: Hands, run: OpaqueRun, job: Job, name: OperatorId, subtask: int, chance: random.Random
 ) -> SubtaskCheckpoint:
     epoch, generation = run.next_epoch, run.generation
     configs = CONFIGS[job.two_phase] if name == OPERATOR else CONFIGS[False][:1]

@@ -14,21 +14,15 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state import JobPaths, StatePath
-from arroyo_dagster.state.codec import compaction_records, metadata, records, references
 from arroyo_dagster.state.codec import gc as collecting
+from arroyo_dagster.state.codec import references
 from arroyo_dagster.state.model import garbage as model
-from arroyo_dagster.state.model import ids, objects
-from arroyo_dagster.state.operations.gc import (
-    inventory as inventory,
-)
-from arroyo_dagster.state.operations.gc import (
-    quarantine,
-    undelete,
-)
-from arroyo_dagster.state.operations.gc import (
-    root_reader as roots_read,
-)
+from arroyo_dagster.state.model import ids
+from arroyo_dagster.state.operations.gc import inventory as inventory
+from arroyo_dagster.state.operations.gc import quarantine, undelete
+from arroyo_dagster.state.operations.gc import root_reader as roots_read
 from arroyo_dagster.state.planning.gc import dead_jobs, epoch_roots, expiry, orphans
+from tests.formats import compaction_records, metadata, objects, records
 
 MOST = 50_000
 

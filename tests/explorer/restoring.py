@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from tests.explorer.rows import epoch_of, hash_of, rows_in
 from tests.explorer.world import Objects
+from tests.formats import state_pb2 as pb
 
 PARALLELISMS = (1, 2, 3)
 STEP = 10

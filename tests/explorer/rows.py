@@ -29,10 +29,7 @@ from arroyo_dagster.state import (
     default_catalogue,
     server_for_hash,
 )
-from arroyo_dagster.state.model.compaction import MergedRows, MergeOutcome, RowsDigest, RowsMerge
-from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.model.surgery.edits import SetOffsets
-from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.model.compaction import RowsMerge
 from arroyo_dagster.state.model.types import STRING, Primitive
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import check_restorable
 from arroyo_dagster.state.operations.restore import revision
@@ -49,6 +46,7 @@ from arroyo_dagster.state.operations.surgery.rows import expiring_tables
 from arroyo_dagster.state.planning.verify.checks import StoredFile
 from arroyo_dagster.state.tables.merge.conditions import KeyRows, RowCondition
 from arroyo_dagster.state.tables.pair_files import PairColumns
+from tests.formats import MergedRows, MergeOutcome, RewriteShard, RowsDigest, SetOffsets, TimeFile
 
 STEP = 10
 """How far event time moves with an epoch."""

@@ -12,16 +12,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from arroyo_dagster.state import JobId, JobPaths, PipelineId
-from arroyo_dagster.state.model.job_facts import JobCondition
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller
-from tests.explorer.ending import (
-    check_end,
-    check_leases,
-    check_removed,
-    check_verified,
-    finish,
-)
+from tests.explorer.ending import check_end, check_leases, check_removed, check_verified, finish
 from tests.explorer.features import (
     CHANGES_OF_ROWS,
     OF_ARROYO_JOBS,
@@ -37,6 +30,7 @@ from tests.explorer.oracle import Watch, Watches
 from tests.explorer.setting import Setting
 from tests.explorer.truth import Truth
 from tests.explorer.world import DAY, HOUR, SECOND, Objects, Process, Violation, Within, World
+from tests.formats import JobCondition
 
 KINDS = ("ours-protocol", "ours-protocol", "arroyo-protocol", "arroyo-legacy", "ours-legacy")
 PROTOCOL = JobPaths(JobId("job_1"), PipelineId("pl_1"))

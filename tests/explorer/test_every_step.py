@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from arroyo_dagster.state.model.job_facts import JobCondition
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, LegacyRun
 from tests.explorer.ending import check_end
@@ -16,6 +15,7 @@ from tests.explorer.oracle import Watch, Watches
 from tests.explorer.schedules import LEGACY, PROTOCOL, SIBLINGS, START
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, SECOND, Process, Violation, World
+from tests.formats import JobCondition
 
 LAYOUTS = {"protocol": PROTOCOL, "legacy": LEGACY}
 AROUND_ITS_PUTS = 40

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from tests.explorer.restoring import PARALLELISMS, OperatorState, states_of
 from tests.explorer.rows import rows_in
 from tests.explorer.world import Object, Process, Violation
+from tests.formats import state_pb2 as pb
 
 MANIFEST = "/checkpoint-manifest.pb"
 OPERATOR = re.compile(r".*/checkpoint-\d+/operator-.+/metadata")

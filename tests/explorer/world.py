@@ -19,9 +19,9 @@ from typing import Any, BinaryIO
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.storage import names
-from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo, open_by_ranges
-from arroyo_dagster.state.storage.wrappers import MUTATING
+from arroyo_dagster.state.storage.store import open_by_ranges
 from tests.faulty_stores import Crash
+from tests.stores import MUTATING, DeleteOutcome, Listing, ObjectInfo
 
 SECOND = 1_000_000
 HOUR = 3600 * SECOND

@@ -23,15 +23,10 @@ from arroyo_dagster import (
     run_undo,
 )
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
-from arroyo_dagster.state.model.surgery.edits import NewPosition
-from arroyo_dagster.state.model.surgery.plans import TableAction
-from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.operations.query.operator_state import sessions
 from arroyo_dagster.state.operations.surgery import bootstrap as bootstrapping
 from arroyo_dagster.state.operations.surgery.bootstrap import BootstrapJob
 from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts, TableTarget
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.arroyo_jobs import GROUPS as GROUPS_SCHEMA
 from tests.arroyo_jobs import (
     SECOND,
@@ -45,6 +40,8 @@ from tests.arroyo_jobs import (
 from tests.compat.test_surgery import positions
 from tests.evolved_jobs import SESSIONS, Rows, Sql, in_order, loaded, sql_job
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import NewPosition, TableAction, TimeFile
+from tests.internals import EditOptions, restored_rows
 from tests.jobs import copied, listing
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere
@@ -166,9 +163,7 @@ def options(**more: Any) -> EditOptions:
 
 
 @LAYOUTS
-def test_a_restore_loads_what_the_events_say_and_sources_go_on_from_the_cut(
-    layout: Layout,
-) -> None:
+def test_a_restore_loads_what_the_events_say_and_sources_go_on_from_the_cut(layout: Layout) -> None:
     job = sql_job(layout, "job_b")
     before = listing(job.store)
     sink = state_of(job.store, job.paths)[IDS["sink"]]

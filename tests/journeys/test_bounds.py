@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import OperatorCheckpoint, cli
 from arroyo_dagster.cli.settings import Duration, NamedSetting
-from arroyo_dagster.state.codec.metadata import decode_operator, encode_operator
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from arroyo_dagster.state.codec.metadata import encode_operator
 from tests.commands import leaf_commands
 from tests.compat import arroyo
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, decode_operator
 
 DIGITS = "9" * 5000
 NUMBERS = (DIGITS, "-" + DIGITS, "-1", "nan", "inf", "1e30", str(10**30), "2300-01-01T00:00:00Z")

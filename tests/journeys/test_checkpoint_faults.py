@@ -101,9 +101,7 @@ def test_a_crash_at_any_change_of_a_whole_first_run_loses_and_doubles_nothing(
 
 
 @share_or_all(3)
-def test_a_crash_while_recovering_from_any_crash_loses_and_doubles_nothing(
-    share: Share,
-) -> None:
+def test_a_crash_while_recovering_from_any_crash_loses_and_doubles_nothing(share: Share) -> None:
     begun, expected = run_until(1, TINY), undisturbed(TINY)
     # Before its manifest is written an attempt leaves what the next never sees: one will do.
     changes = changes_of(begun, TINY)

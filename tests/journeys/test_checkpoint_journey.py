@@ -30,12 +30,10 @@ from arroyo_dagster.state import (
     range_for_server,
     run_pipeline,
 )
-from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage import Counting
+from tests.formats import ExpiringTimeKeyFiles, decode_file
+from tests.internals import LocalRun, merge_operator
 from tests.jobs import output_of, run_word_job, state_of, word_job, words
+from tests.stores import Counting
 
 
 def test_every_kept_epoch_stays_restorable_while_the_job_goes_on() -> None:

@@ -25,15 +25,14 @@ from arroyo_dagster.state import (
     plan_gc,
     run_gc,
 )
-from arroyo_dagster.state.model.garbage import GcPlan
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage.store import Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
+from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import OPERATOR, SECOND, TABLE, Written, legacy_job, protocol_job
+from tests.formats import GcPlan
 from tests.gc_jobs import DAY, Clock, dead, expiry, orphans, without_ours
+from tests.internals import Pace, UndeleteOptions, run_undelete
 from tests.jobs import copied
+from tests.stores import Listing, ObjectInfo, Wrapper
 
 PROTOCOL, LEGACY = protocol_job("p"), legacy_job("j")
 BOTH = pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])

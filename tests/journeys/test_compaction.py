@@ -26,17 +26,15 @@ from arroyo_dagster.state import (
     run_compaction,
     verify_job,
 )
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.compaction import MergeOutcome, RowsDigest
-from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage.wrappers import Counting
 from arroyo_dagster.state.tables.merge.rows import OnBytes
 from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import MergeOutcome, RowsDigest, is_compacted
+from tests.internals import LocalRun, lease
 from tests.jobs import (
     copied,
     listing,

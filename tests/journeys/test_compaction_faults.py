@@ -28,14 +28,18 @@ from arroyo_dagster.state import (
     run_compaction,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.operations import INSERT, encode_operation
-from arroyo_dagster.state.model.compaction import SortOrder
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
 from tests.faulty_stores import Crash
+from tests.formats import (
+    INSERT,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedFiles,
+    SortOrder,
+    encode_operation,
+)
 from tests.jobs import copied, expiring_rows
 from tests.shares import Share, share_or_all
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 SCHEMA = pa.schema([("k", pa.int64()), pa.field("_timestamp", pa.timestamp("ns"), nullable=False)])

@@ -21,10 +21,8 @@ from arroyo_dagster.state import (
     run_gc,
     run_pipeline,
 )
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.undelete import run_undelete
 from tests.gc_jobs import expiry
+from tests.internals import purge, read_pins, run_undelete
 from tests.jobs import word_job
 
 DAY = 24 * 3_600_000_000

@@ -33,12 +33,10 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome
-from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_copy, run_copy
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.internals import LocalRun, lease, read_pins
 from tests.jobs import copied, listing, state_of, word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 

@@ -28,18 +28,19 @@ from arroyo_dagster.state import (
     WriteProtected,
     open_store,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
-from arroyo_dagster.state.model.surgery.edits import SetWatermark
-from arroyo_dagster.state.model.surgery.plans import EditOutcome
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.surgery.evolve import plan_evolve
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
-from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import CheckpointFacts, EditOutcome, JobCondition, SetWatermark, metadata
+from tests.internals import (
+    EditOptions,
+    JobDirectory,
+    plan_evolve,
+    plan_fork,
+    run_edit,
+    run_fork,
+    run_rebuild_undo,
+)
 from tests.jobs import copied
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of

@@ -23,16 +23,19 @@ from arroyo_dagster.state import (
     WriteProtected,
     open_store,
 )
-from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.plans import EditOutcome
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
-from arroyo_dagster.state.operations.surgery.rebuild.undo import run_rebuild_undo
-from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import EditOutcome, JobCondition, records
+from tests.internals import (
+    Claim,
+    EditOptions,
+    JobDirectory,
+    Restore,
+    StartEmpty,
+    plan_fork,
+    run_fork,
+    run_rebuild_undo,
+)
 from tests.jobs import copied
 from tests.journeys.test_create_epoch import check_goes_on
 from tests.journeys.test_fork import below, taken

@@ -34,12 +34,12 @@ from arroyo_dagster import (
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import ExpiringTimeKeyFiles
 from tests.gc_jobs import expiry
+from tests.internals import LocalRun
 from tests.jobs import copied, state_of, word_job
 from tests.surgery_jobs import surgery_job
 

@@ -18,14 +18,9 @@ from arroyo_dagster.state import (
     run_compaction,
 )
 from arroyo_dagster.state.codec.plain import plain_scalar
-from arroyo_dagster.state.operations.query.diff import (
-    CHANGE,
-    Change,
-    TableDiff,
-    diff_epochs,
-    diff_tables,
-)
+from arroyo_dagster.state.operations.query.diff import TableDiff, diff_epochs, diff_tables
 from tests.compat.arroyo import ARCHIVES, unpack
+from tests.internals import CHANGE, Change
 from tests.jobs import copied, written_by_word_job
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)

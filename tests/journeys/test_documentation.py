@@ -21,11 +21,11 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
 from arroyo_dagster import CheckpointState, StateBackend, cli, open_state, open_store, run_pipeline
-from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.storage.memory import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.fleets import Written, legacy_job
+from tests.formats import iso_micros
 from tests.jobs import run_word_job
 
 INDEX = "docs/README.md"

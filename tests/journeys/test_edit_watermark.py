@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import Layout, MemoryStore, cli, configure
-from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from tests.arroyo_jobs import EVENTS, SECOND, join_config, table_rows, window_config
 from tests.compat.arroyo import unpack
+from tests.formats import iso_micros
+from tests.internals import ExpressionWatermarkState
 from tests.jobs import listing
 from tests.programs import program_database
 from tests.surgery_jobs import BEGAN, GENERATOR, NANOS, WATERMARK, SurgeryJob

@@ -14,13 +14,7 @@ import pytest
 
 from arroyo_dagster import Layout, MemoryStore, OperatorId, ParquetBackend, WriteProtected
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, TableAction
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.fork import run_fork
-from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
+from arroyo_dagster.state.model.surgery.plans import EditPlan
 from tests.arroyo_jobs import stopped, table_rows
 from tests.evolved_jobs import (
     COUNT,
@@ -42,6 +36,15 @@ from tests.evolved_jobs import (
     renamed,
     schema_of,
     sql_job,
+)
+from tests.formats import EditOutcome, Overrides, TableAction
+from tests.internals import (
+    EditOptions,
+    StateSource,
+    parse_overrides,
+    plan_evolve,
+    run_evolve,
+    run_fork,
 )
 from tests.jobs import listing
 from tests.journeys.test_fork import MODES, either_state_and_undone
@@ -557,7 +560,7 @@ def test_a_table_of_another_version_of_values_is_refused() -> None:
 
 
 def test_a_table_that_nobody_knows_is_carried_only_with_equal_columns() -> None:
-    from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
+    from arroyo_dagster.state import timestamp_table_config
     from tests.arroyo_jobs import EVENTS, GROUPS
 
     def unknown(schema: pa.Schema) -> Any:

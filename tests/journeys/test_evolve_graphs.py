@@ -13,13 +13,17 @@ import pytest
 from arroyo_dagster import ParquetBackend, WriteProtected
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.surgery.plans import EditPlan
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory, open_directory
-from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from arroyo_dagster.state.planning.surgery.places import operator_number
 from tests.arroyo_jobs import stopped
 from tests.evolved_jobs import SUGGESTED, loaded
+from tests.internals import (
+    EditOptions,
+    JobDirectory,
+    open_directory,
+    parse_overrides,
+    plan_evolve,
+    run_evolve,
+)
 from tests.journeys.test_evolve import taken, two_windows
 from tests.loopback import Reply, serving
 from tests.surgery_jobs import SurgeryJob

@@ -21,11 +21,10 @@ from arroyo_dagster import (
     run_gc,
 )
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
+from tests.internals import LocalRun, lease
 from tests.jobs import (
     copied,
     listing,

@@ -30,8 +30,8 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.export.epochs import change_feed, unit_of
-from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.internals import CHANGE, Change
 from tests.jobs import as_multiset, listing, written_by_word_job
 
 

@@ -33,10 +33,10 @@ from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, Stor
 from arroyo_dagster.state.operations.export import epochs, parquet
 from arroyo_dagster.state.operations.export.lake import SOURCE, LakeTarget
 from arroyo_dagster.state.operations.export.targets import ExportUnit
-from arroyo_dagster.state.operations.query.diff import CHANGE, Change
 from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
 from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
 from arroyo_dagster.state.runtime.lake_table import OpenTable
+from tests.internals import CHANGE, Change
 from tests.jobs import as_multiset, written_by_word_job
 
 PROJECT = Path(__file__).parents[2]

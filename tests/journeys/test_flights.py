@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from arroyo_dagster.state import ParquetBackend, open_store, run_pipeline
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from examples.flights.pipeline import FLIGHTS, flights_pipeline
 from examples.flights.verify import JOB, differences, found_totals, prove
+from tests.internals import LocalRun
 from tests.shares import all_but
 
 DAY = timedelta(days=1)
@@ -28,10 +28,7 @@ def quarter() -> pa.Table:
     flights = pq.read_table(FLIGHTS)
     times = flights["scheduled"]
     return flights.filter(
-        pc.and_(
-            pc.greater_equal(times, BEGIN + 150 * DAY),
-            pc.less(times, BEGIN + 240 * DAY),
-        )
+        pc.and_(pc.greater_equal(times, BEGIN + 150 * DAY), pc.less(times, BEGIN + 240 * DAY))
     )
 
 
@@ -192,10 +189,7 @@ ROWS = pa.table({"key": ["a", "b", "c"], "n": [1, 2, 3], "mean": [0.5, None, 1.5
     [
         (ROWS.slice(1), "rows of a: lost"),
         (pa.concat_tables([ROWS, ROWS.slice(1, 1)]), "rows of b: 2 times instead of 1"),
-        (
-            ROWS.set_column(1, "n", pa.array([1, 2, 4])),
-            "rows of c: (1.5, 4) instead of (1.5, 3)",
-        ),
+        (ROWS.set_column(1, "n", pa.array([1, 2, 4])), "rows of c: (1.5, 4) instead of (1.5, 3)"),
         (
             ROWS.set_column(2, "mean", pa.array([0.5, 0.0, 1.5])),
             "rows of b: (0.0, 2) instead of (None, 2)",

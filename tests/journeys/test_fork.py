@@ -26,29 +26,19 @@ from arroyo_dagster import (
     run_undo,
 )
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.layout import is_rewritten
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
-from arroyo_dagster.state.operations.surgery.carried_files import StateSource
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.known.sources import (
     GeneratorConfig,
     NexmarkConfig,
     NexmarkSourceState,
 )
-from tests.arroyo_jobs import (
-    EVENTS,
-    SECOND,
-    stopped,
-    table_rows,
-    window_config,
-)
+from tests.arroyo_jobs import EVENTS, SECOND, stopped, table_rows, window_config
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import EditOutcome, TableAction, is_rewritten, metadata
+from tests.internals import EditOptions, StateSource, plan_fork, run_fork
 from tests.jobs import copied, listing, run_word_job
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, all_but, everywhere, some_of
+from tests.stores import Wrapper
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")

@@ -23,12 +23,8 @@ from arroyo_dagster import (
     plan_gc,
     run_gc,
 )
-from arroyo_dagster.errors import (
-    StorageError,
-)
-from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.roots import read_roots
-from arroyo_dagster.state.operations.gc.steps import Pace
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
@@ -47,6 +43,7 @@ from tests.gc_jobs import (
     whole,
     without_ours,
 )
+from tests.internals import Pace, read_journal, read_roots
 from tests.jobs import copied, run_word_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")

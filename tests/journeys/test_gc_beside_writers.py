@@ -21,13 +21,8 @@ from arroyo_dagster import (
     run_gc,
 )
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.operations.gc.roots import read_roots
-from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.formats import metadata, records
 from tests.gc_jobs import (
     JOB,
     PATHS,
@@ -41,7 +36,9 @@ from tests.gc_jobs import (
     restorable,
     whole,
 )
+from tests.internals import LeaseOptions, LocalRun, Pace, lease, read_roots
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.stores import Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 

@@ -13,16 +13,13 @@ import pytest
 from arroyo_dagster import GcOptions, JobPaths, MemoryStore, run_gc
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.gc import deleting_on_spark
-from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.operations.engines import OnItems, Threads
-from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.formats import objects
 from tests.gc_jobs import PATHS, Clock, begun, expiry, whole, without_ours
+from tests.internals import Pace, UndeleteOptions, read_journal, read_pins, run_undelete
 from tests.jobs import copied
 from tests.shares import Share, dealt_out
 

@@ -20,19 +20,16 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.operations.catalog.health import check_health
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.fate import FateState, fate_of_object
-from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
+from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.planning.verify.findings import Finding
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written
 from tests.gc_jobs import Clock, expiry, orphans, without_ours
+from tests.internals import JobDirectory, Pace, UndeleteOptions, purge, read_journal, run_undelete
 from tests.jobs import copied
 from tests.journals import PATHS, begin_run, lines_of, of_lines, write_run
+from tests.stores import Wrapper
 
 STOPPED = {str(PATHS.root): "stopped"}
 DIRECTORY = PATHS.root / "generations/1/checkpoints/checkpoint-0000001/operator-x"

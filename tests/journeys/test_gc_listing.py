@@ -39,17 +39,14 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
-from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.records import encode_json
-from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
 from arroyo_dagster.state.operations.gc.store_listing import StoreListing
-from arroyo_dagster.state.storage import Counting
-from arroyo_dagster.state.storage.names import encode_path
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.contract import servers
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.formats import GcPlan, iso_micros
 from tests.gc_jobs import DAY, Clock, orphans, whole
+from tests.stores import Counting, Wrapper, encode_path
 
 BUCKET, PREFIX = "state", "arroyo/v1"
 EPOCHS = 16

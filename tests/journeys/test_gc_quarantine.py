@@ -31,15 +31,12 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
-from arroyo_dagster.state.operations.gc.journal import list_runs, read_journal
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
+from arroyo_dagster.state.operations.gc.journal import list_runs
+from arroyo_dagster.state.operations.gc.undelete import plan_undelete
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
+from tests.formats import metadata
 from tests.gc_jobs import (
     JOB,
     PATHS,
@@ -54,6 +51,15 @@ from tests.gc_jobs import (
     restorable,
     whole,
     without_ours,
+)
+from tests.internals import (
+    Pace,
+    UndeleteOptions,
+    list_quarantines,
+    purge,
+    read_journal,
+    read_pins,
+    run_undelete,
 )
 from tests.jobs import copied, run_word_job
 

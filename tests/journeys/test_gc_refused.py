@@ -27,15 +27,8 @@ from arroyo_dagster import (
     run_gc,
 )
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.gc.roots import read_roots
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.storage.store import Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.formats import GRACE_FLOOR_MICROS, GlobalKeyedFiles, metadata
 from tests.gc_jobs import (
     PATHS,
     Clock,
@@ -50,6 +43,8 @@ from tests.gc_jobs import (
     whole,
     without_ours,
 )
+from tests.internals import AssumedJobs, JobDirectory, Pace, read_roots
+from tests.stores import Listing, ObjectInfo, Wrapper
 
 QUICK = Pace(sleep=lambda seconds: None)
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}

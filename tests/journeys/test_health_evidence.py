@@ -12,13 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
-from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
+from arroyo_dagster.state import HealthLimits, MemoryStore, ObjectStore, open_store
+from arroyo_dagster.state.model.health import EpochFigures
 from arroyo_dagster.state.operations.catalog.epochs import read_figures
 from arroyo_dagster.state.operations.catalog.health import JobReadings, job_health
 from arroyo_dagster.state.planning.rules import JobHealth
-from arroyo_dagster.state.storage.memory import MemoryStore
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
 from tests.fleets import SECOND, START, Written, legacy_job, protocol_job
 
 MINUTE = 60 * SECOND

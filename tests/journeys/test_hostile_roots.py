@@ -39,14 +39,11 @@ from arroyo_dagster.state import (
     read_rows,
     summarise_jobs,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.model.checkpoints import EpochRecord
-from arroyo_dagster.state.model.ids import path_error
-from arroyo_dagster.state.storage import Counting
-from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.formats import EpochRecord, metadata, path_error, records
+from tests.formats import state_pb2 as pb
 from tests.jobs import listing
+from tests.stores import MUTATING, Counting
 
 T = TypeVar("T")
 HOSTILE = {

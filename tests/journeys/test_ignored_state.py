@@ -18,14 +18,12 @@ from arroyo_dagster.state import (
     WriteProtected,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.surgery.edits import KeyDeletion
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.model.verify import MAX_LEVEL
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from tests.arroyo_jobs import EVENTS, SECOND, WINDOW, ArroyoJob, stopped, table_rows
+from tests.formats import ExpiringTimeKeyFiles, KeyDeletion, metadata
+from tests.internals import EditOptions, run_edit
 
 JOIN = ("window_3", WINDOW)
 

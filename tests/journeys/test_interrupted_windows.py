@@ -91,9 +91,7 @@ def test_a_call_after_a_killed_window_says_what_was_not_done(
     assert again.exit_code == 0, again.output
 
 
-def test_the_undo_of_a_running_job_is_impossible_and_says_what_is_possible(
-    job: SurgeryJob,
-) -> None:
+def test_the_undo_of_a_running_job_is_impossible_and_says_what_is_possible(job: SurgeryJob) -> None:
     assert call(job, *DELETE, *STOPPED, "--yes", "--quiet", "0").exit_code == 0
     was = listing(job.store)
     found = call(job, "undo", "job_x", "--assume", "job_x=running")

@@ -35,9 +35,9 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.runtime import task
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
+from tests.internals import LocalRun
 from tests.jobs import SinkInto, output_of
 from tests.keyed_jobs import COMMANDS, OPERATIONS, KeepByKey, KeyedModel, keyed_content
 from tests.shares import Share, everywhere

@@ -38,19 +38,15 @@ from arroyo_dagster.state import (
     run_gc,
     run_pipeline,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.runtime.stop_requests import requested_stop
-from arroyo_dagster.state.storage.store import ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import LegacyCheckpoint, metadata
+from tests.formats import state_pb2 as pb
 from tests.gc_jobs import expiry, hiding
+from tests.internals import JobRun, LocalRun, lease
 from tests.jobs import copied, listing, output_of, state_of, word_job
 from tests.shares import Share, dealt_out
+from tests.stores import ObjectInfo, Wrapper
 
 PATHS = JobPaths(JobId("words"))
 JOB: dict[str, Any] = {"rows": 10, "rows_per_epoch": 2, "merge_files_after": 2}
@@ -138,9 +134,7 @@ def test_the_objects_of_an_epoch_come_in_the_order_of_arroyo() -> None:
     assert [p for p in order if p.endswith("/metadata")][-1] == f"{at}/metadata"
 
 
-def test_an_arroyo_that_resumes_finds_the_operators_its_cleanup_needs(
-    written: MemoryStore,
-) -> None:
+def test_an_arroyo_that_resumes_finds_the_operators_its_cleanup_needs(written: MemoryStore) -> None:
     # keep_epochs is 2, yet the ten epochs before the newest stay (arroyo-state.md 9.6).
     backend = ParquetBackend(written, PATHS)
     newest = backend.epochs()[-1]

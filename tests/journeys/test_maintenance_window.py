@@ -41,9 +41,7 @@ from arroyo_dagster.state.operations.catalog.leases import break_lease
 from arroyo_dagster.state.operations.compaction import controlled_job, job_window
 from arroyo_dagster.state.operations.compaction.maintenance_window import RewriteWindow
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
-from arroyo_dagster.state.operations.compaction.window_recovery import (
-    interrupted_windows,
-)
+from arroyo_dagster.state.operations.compaction.window_recovery import interrupted_windows
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
@@ -69,21 +67,12 @@ def running(layout: Layout, epochs: int = 4) -> ModelArroyo:
 
 def options(model: ModelArroyo, **more: Any) -> WindowOptions:
     return WindowOptions(
-        **{
-            "settings": FULL,
-            "limits": LIMITS,
-            "clock": model.clock,
-            "sleep": model.sleep,
-            **more,
-        }
+        **{"settings": FULL, "limits": LIMITS, "clock": model.clock, "sleep": model.sleep, **more}
     )
 
 
 def window(
-    model: ModelArroyo,
-    faults: Faults | None = None,
-    store: ObjectStore | None = None,
-    **more: Any,
+    model: ModelArroyo, faults: Faults | None = None, store: ObjectStore | None = None, **more: Any
 ) -> RewriteWindow:
     with arroyo(model, faults) as server:
         return run_window(

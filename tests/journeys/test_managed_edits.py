@@ -39,43 +39,45 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
-from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.edits import (
-    Edit,
-    KeyDeletion,
-    NewPosition,
-    RetainRows,
-    SetEntry,
-    SetOffsets,
-    SetWatermark,
-)
-from arroyo_dagster.state.model.surgery.plans import EditOutcome
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.operations.restore.revision import (
     BEFORE_CLEAN,
     RevisedContent,
     publish_revision,
     restore_revised,
 )
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.managed import entries
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     ManagedUndo,
     plan_managed_undo,
-    run_managed_edit,
     run_managed_undo,
 )
 from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.arroyo_jobs import Telling, facts_of
 from tests.dataflows import Flow, builder, definition
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import (
+    Edit,
+    EditOutcome,
+    JobCondition,
+    KeyDeletion,
+    NewPosition,
+    SetEntry,
+    SetOffsets,
+    SetWatermark,
+)
+from tests.internals import (
+    EditOptions,
+    JobDirectory,
+    JobRun,
+    LocalRun,
+    lease,
+    read_pins,
+    run_managed_edit,
+)
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.journeys.test_keyed_state import keyed_job
 from tests.keyed_jobs import keyed_content
@@ -387,10 +389,7 @@ def test_a_key_of_a_dataflow_is_deleted_and_its_offsets_are_refused() -> None:
     for edit in (offsets("clock_ms=+5"), EDITS["watermark"]):
         with pytest.raises(InputError, match="SDF service cannot be set"):
             plan_managed_edit(flow.store, pipeline.paths, NOBODY, edit)
-    for name, kept in {
-        "ann": {"bob": 1, "cid": 1},
-        "bob": {"cid": 1},
-    }.items():
+    for name, kept in {"ann": {"bob": 1, "cid": 1}, "bob": {"cid": 1}}.items():
         flow.restart()
         edit = KeyDeletion(values=(name,))
         run(flow.store, pipeline, edit, directory=stopped(pipeline))

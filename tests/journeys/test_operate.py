@@ -20,13 +20,13 @@ from arroyo_dagster import (
     OrphansConfig,
     build_arroyo_definitions,
 )
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.planning import polling
-from arroyo_dagster.state.storage.memory import MemoryStore
-from arroyo_dagster.state.storage.urls import parse_url
 from tests.contract.conftest import BACKENDS
 from tests.documentation import PROJECT, blocks
 from tests.fleets import Written, legacy_job
 from tests.jobs import run_word_job
+from tests.stores import parse_url
 
 DEPLOYMENT = "docs/operate/deployment.md"
 SCHEDULES = "docs/operate/schedules.md"
@@ -95,9 +95,7 @@ def test_every_schedule_and_sensor_has_its_place_in_the_order() -> None:
     assert set(shown) == names
 
 
-def test_the_alert_names_the_pipeline_and_what_is_wrong(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_alert_names_the_pipeline_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = blocks(SCHEDULES, "python")
     found: dict[str, Any] = {}
     exec(compile(code, SCHEDULES, "exec", dont_inherit=True), found)

@@ -19,11 +19,10 @@ from arroyo_dagster.state import (
     open_store,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import decode_file
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.query import load_epoch
 from arroyo_dagster.state.tables.time_files import write_time_file
 from tests.compat.arroyo import unpack
+from tests.formats import ExpiringTimeKeyFiles, decode_file
+from tests.internals import load_epoch
 from tests.jobs import run_word_job, word_job
 
 NESTED = pa.schema(

@@ -11,17 +11,16 @@ from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import (
+from arroyo_dagster.orchestration import (
     ArroyoOptions,
+    GcConfig,
+    InProcessRunner,
     MaintenanceOptions,
     build_arroyo_definitions,
 )
-from arroyo_dagster.orchestration.gc.assets import GcConfig
-from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import Layout, mark_path
+from arroyo_dagster.state import Layout, MemoryStore, StatePath, configure, open_store
+from arroyo_dagster.state.model.layout import mark_path
 from arroyo_dagster.state.operations.catalog.leases import break_lease
-from arroyo_dagster.state.storage import MemoryStore, configure, open_store
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks

@@ -37,19 +37,20 @@ from arroyo_dagster.state import (
     open_store,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.digest import digest_rows
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild, run_rebuild
-from arroyo_dagster.state.tables.restoring import restored_rows
+from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from tests.arroyo_jobs import Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    JobCondition,
+    digest_rows,
+    metadata,
+)
+from tests.internals import EditOptions, JobDirectory, restored_rows, run_rebuild
 from tests.jobs import word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 

@@ -12,12 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    InputError,
-    NotFoundError,
-    ProtocolError,
-)
+from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state import (
     Epoch,
     JobPaths,
@@ -33,20 +28,20 @@ from arroyo_dagster.state import (
     open_store,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata, records
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.edits import SetWatermark
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.rebuild.execute import (
-    find_damaged_job,
-    plan_rebuild,
-    run_rebuild,
-)
-from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
+from arroyo_dagster.state.operations.surgery.rebuild.execute import find_damaged_job, plan_rebuild
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
+from tests.formats import JobCondition, SetWatermark, metadata, records
+from tests.internals import (
+    Claim,
+    EditOptions,
+    JobDirectory,
+    Restore,
+    StartEmpty,
+    run_edit,
+    run_rebuild,
+)
 from tests.jobs import written_by_word_job
 from tests.journeys.test_rebuild import assert_as_good, continued_rebuilds, lists, own, refused
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job

@@ -31,20 +31,14 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.surgery.edits import SetWatermark
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
-from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
-from arroyo_dagster.state.operations.surgery.rebuild.undo import (
-    plan_rebuild_undo,
-    run_rebuild_undo,
-)
+from arroyo_dagster.state.operations.surgery.rebuild.undo import plan_rebuild_undo
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import JobCondition, SetWatermark
+from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild, run_rebuild_undo
 from tests.journeys.test_rebuild import own
 from tests.surgery_jobs import SurgeryJob, surgery_job
 

@@ -28,26 +28,15 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.surgery.edits import Rescale
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery import rescale
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
-from arroyo_dagster.state.operations.surgery.plan import plan_edit
-from tests.arroyo_jobs import (
-    ArroyoJob,
-    Telling,
-    content,
-    facts_of,
-    stopped,
-)
+from tests.arroyo_jobs import ArroyoJob, Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import EditOutcome, ExpiringTimeKeyFiles, JobCondition, TableAction, metadata
+from tests.internals import EditOptions, JobDirectory, plan_edit, run_edit
 from tests.jobs import copied, written_by_word_job
 from tests.journeys.test_fork import nexmark
 from tests.journeys.test_surgery import errors_of, others, state_of
@@ -191,9 +180,7 @@ def test_tables_that_arroyo_restores_at_one_parallelism_only_are_refused() -> No
 
 
 @pytest.mark.parametrize("parallelism", [0, -1, 1001, 10**9, 2**64])
-def test_a_parallelism_that_no_job_has_is_refused_before_anything_is_read(
-    parallelism: int,
-) -> None:
+def test_a_parallelism_that_no_job_has_is_refused_before_anything_is_read(parallelism: int) -> None:
     job = surgery_job(Layout.LEGACY)
     refused(job, InputError, "can be rescaled to 1 to 1000 subtasks", parallelism)
     words = ["edit", "rescale", "job_x", "--", str(parallelism)]

@@ -12,12 +12,8 @@ from click.testing import CliRunner
 from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import Epoch, Layout, MemoryStore, OperatorId
-from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.model.maintenance_window import WindowEnd
 from arroyo_dagster.state.model.surgery.edits import Rescale
-from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.operations.surgery.execute import run_edit
-from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.surgery.window import (
     EditWindow,
     PlannableEdit,
@@ -26,6 +22,8 @@ from arroyo_dagster.state.operations.surgery.window import (
 from tests.arroyo_jobs import ArroyoJob
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered
+from tests.formats import metadata
+from tests.internals import controlled_job, plan_edit, run_edit
 from tests.journeys.test_edit_window import EVERYWHERE, LAYOUTS, options, running, window
 from tests.journeys.test_rescale import shared
 from tests.journeys.test_surgery import errors_of

@@ -19,13 +19,13 @@ from arroyo_dagster import (
     run_pipeline,
 )
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.storage import DeleteOutcome
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.contract import servers
 from tests.contract.conftest import open_s3
+from tests.formats import ObjectKind, object_name
 from tests.jobs import output_of, word_job
 from tests.shares import all_but
+from tests.stores import Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 

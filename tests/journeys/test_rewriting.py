@@ -34,15 +34,7 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import LeftOut, RowsDigest
-from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobCondition
-from arroyo_dagster.state.model.layout import is_rewritten
-from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,
     SECOND,
@@ -58,7 +50,23 @@ from tests.arroyo_jobs import (
     table_rows,
 )
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import (
+    CheckpointFacts,
+    JobCondition,
+    LeftOut,
+    RewriteShard,
+    RowsDigest,
+    is_rewritten,
+)
 from tests.gc_jobs import Clock, Hiding, orphans
+from tests.internals import (
+    AssumedJobs,
+    JobDirectory,
+    LeaseOptions,
+    RewriteTask,
+    lease,
+    rewrite_here,
+)
 from tests.jobs import copied, listing
 from tests.shares import Share, everywhere
 
@@ -453,10 +461,7 @@ def test_a_job_of_which_nobody_speaks_is_refused_and_told_how_to_say_it() -> Non
 def test_sources_that_disagree_are_not_believed() -> None:
     job = begun(Layout.LEGACY)
     said = JobDirectory(
-        [
-            Telling(facts_of(job.paths, JobCondition.STOPPED)),
-            AssumedJobs({"job_x": "running"}),
-        ]
+        [Telling(facts_of(job.paths, JobCondition.STOPPED)), AssumedJobs({"job_x": "running"})]
     )
     with pytest.raises(InputError, match="sources disagree"):
         rewrite(WriteProtected(job.store), job, directory=said)

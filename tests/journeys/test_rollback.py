@@ -50,14 +50,12 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.codec.plans import plan_to_json
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor, poll_fleet
-from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.operations.catalog.changes import poll_fleet
 from arroyo_dagster.state.operations.restore import rollback
 from arroyo_dagster.state.operations.restore.rollback import restorable_epochs, rollback_done
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.damages import Scene, parent_out_of_the_job
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.internals import FleetCursor, JobRun, LocalRun, read_pins
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.shares import Share, dealt_out
 

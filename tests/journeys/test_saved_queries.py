@@ -14,10 +14,9 @@ from click.testing import CliRunner
 from arroyo_dagster import PrivateColumns, StateCatalog, cli, open_state, open_store
 from arroyo_dagster.state.operations.query.saved import saved_queries
 from arroyo_dagster.state.operations.query.scans import ScanRequest
-from arroyo_dagster.state.operations.query.sql import SqlCatalog
-from arroyo_dagster.state.planning.restore.reads import restore_plan
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import START, Written, protocol_job
+from tests.internals import SqlCatalog, restore_plan
 from tests.jobs import run_word_job
 
 

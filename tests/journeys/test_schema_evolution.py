@@ -31,11 +31,9 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.catalog.query import load_epoch
 from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Offset
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
+from tests.internals import LocalRun, Offset, load_epoch
 from tests.jobs import listing
 
 COMMANDS = pa.schema(

@@ -124,8 +124,7 @@ def test_a12_rows_expire_on_the_engines_clock() -> None:
     body = "row = counts()\nrow.hits += 1\nrow.update()"
     value = row_of(hits="u32")[:-1] + ", ttl: 60s}"
     flow = Flow(
-        definition(builder(body, value=value) + reader("return str(len(counts()))")),
-        clock=clock,
+        definition(builder(body, value=value) + reader("return str(len(counts()))")), clock=clock
     )
     flow.send("words", ['"k"'])
     clock.ms = start + 59_999

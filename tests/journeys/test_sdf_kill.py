@@ -11,9 +11,9 @@ import pytest
 
 from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.state import MemoryStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash
 from tests.kills import kill_and_finish_story
+from tests.stores import Wrapper
 from tests.stories import outcome, run_story, write_story
 
 T = TypeVar("T")

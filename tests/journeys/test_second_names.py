@@ -12,12 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    InputError,
-    ProtocolError,
-    StorageError,
-)
+from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state import (
     Epoch,
     GcOptions,
@@ -37,12 +32,10 @@ from arroyo_dagster.state import (
     run_gc,
     verify_job,
 )
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
-from arroyo_dagster.state.storage.store import DeleteOutcome, Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.gc_jobs import Clock, data_files, dead, expiry, orphans
 from tests.jobs import listing
+from tests.stores import DeleteOutcome, Listing, LocalDiskStore, ObjectInfo, Wrapper
 
 T = TypeVar("T")
 DAY_SECONDS = 86_400

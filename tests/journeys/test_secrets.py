@@ -57,9 +57,7 @@ def _command(path: Sequence[str]) -> click.Command:
     return found
 
 
-OF_PACKAGES = {
-    *(("sdf", "test", "section"), ("sdf", "test", "function")),
-}
+OF_PACKAGES = {*(("sdf", "test", "section"), ("sdf", "test", "function"))}
 COMMANDS = sorted(leaves(cli.main))
 VALUES = {
     "job": "main",
@@ -258,9 +256,7 @@ SITUATIONS = {
         job="job_d14OMmRXhf",
     ),
     "database-as-sqlite-names-it": lambda echo, legacy: Situation(
-        url=legacy,
-        options={"--arroyo-db": f"file:state.sqlite?key={CANARY}"},
-        job="job_d14OMmRXhf",
+        url=legacy, options={"--arroyo-db": f"file:state.sqlite?key={CANARY}"}, job="job_d14OMmRXhf"
     ),
     "database-dead": lambda echo, legacy: Situation(
         url=legacy,

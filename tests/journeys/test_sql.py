@@ -23,7 +23,7 @@ from arroyo_dagster.state import (
     pin_epoch,
 )
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES
-from arroyo_dagster.state.operations.query.sql import SqlCatalog
+from tests.internals import SqlCatalog
 from tests.jobs import listing, written_by_word_job
 
 KEEP = '"words/main".keep."rows"'

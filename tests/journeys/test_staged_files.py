@@ -23,12 +23,12 @@ from arroyo_dagster.state import (
     run_gc,
     run_pipeline,
 )
-from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.runtime.connectors import FolderSink
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import ObjectKind, object_name
 from tests.gc_jobs import DAY, Clock, clock_of_all, orphans
 from tests.reading import read_on
+from tests.stores import LocalDiskStore
 from tests.unit.dataflow.topics.test_ways_out import LINES, appended, between, job
 
 

@@ -17,14 +17,11 @@ from arroyo_dagster.state import (
     plan_gc,
     run_gc,
 )
-from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
-from arroyo_dagster.state.operations.gc.steps import HEADS, Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage.store import Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.operations.gc.steps import HEADS
 from tests.gc_jobs import DAY, JOB, PATHS, Clock, begun, orphans, restorable
+from tests.internals import Pace, UndeleteOptions, list_quarantines, read_journal, run_undelete
 from tests.jobs import run_word_job
+from tests.stores import Listing, ObjectInfo, Wrapper
 
 QUICK = Pace(sleep=lambda seconds: None)
 

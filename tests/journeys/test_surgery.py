@@ -39,31 +39,11 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.codec.maintenance_records import decode_edit_record, encode_edit_record
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import LeftOut
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.model.surgery.edits import (
-    Edit,
-    KeyDeletion,
-    NewPosition,
-    RetainRows,
-    SetEntry,
-    SetOffsets,
-    SetWatermark,
-)
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.model.verify import MAX_LEVEL
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites
-from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.find_key import find_key
-from arroyo_dagster.state.operations.surgery.plan import plan_edit
-from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import (
     EVENTS,
     SECOND,
@@ -76,7 +56,32 @@ from tests.arroyo_jobs import (
     table_rows,
 )
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import (
+    Edit,
+    EditOutcome,
+    GlobalKeyedFiles,
+    JobCondition,
+    KeyDeletion,
+    LeftOut,
+    NewPosition,
+    RewriteShard,
+    SetEntry,
+    SetOffsets,
+    SetWatermark,
+    TableAction,
+)
 from tests.gc_jobs import Clock, Hiding, orphans
+from tests.internals import (
+    EditOptions,
+    ExpressionWatermarkState,
+    JobDirectory,
+    LeaseOptions,
+    RewriteTask,
+    lease,
+    plan_edit,
+    rewrite_here,
+    run_edit,
+)
 from tests.jobs import copied, listing
 from tests.shares import Share, all_but, everywhere
 from tests.surgery_jobs import (

@@ -14,9 +14,9 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state import MemoryStore, ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
 from tests.shares import Share, dealt_out, share_or_all
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 

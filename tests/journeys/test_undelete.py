@@ -25,18 +25,16 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.errors import ConflictError, NotFoundError
 from arroyo_dagster.state.codec.records import decode_epoch_record
-from arroyo_dagster.state.model import objects
 from arroyo_dagster.state.model.garbage import Moved
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.operations.gc.undelete import plan_undelete
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.formats import objects
 from tests.gc_jobs import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
+from tests.internals import Pace, UndeleteOptions, purge, read_pins, run_undelete
 from tests.jobs import copied, run_word_job
 from tests.shares import Share, dealt_out, share_or_all
+from tests.stores import Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 

@@ -10,13 +10,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration import serving
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    ArroyoStateStore,
+    InProcessRunner,
+    build_arroyo_definitions,
+    serving,
+)
 from arroyo_dagster.orchestration.check_results import LastResult, last_results
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state import MemoryStore, ObjectStore
 from tests.jobs import run_word_job
 from tests.orchestration.quick_storage import kept_engines
 from tests.orchestration.results import JOB

@@ -28,8 +28,8 @@ from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_ite
 from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_graphql.schema import create_schema
 
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.orchestration import ArroyoStateStore
+from arroyo_dagster.state import ObjectStore
 from tests.orchestration import terminating
 from tests.orchestration.terminating import PATIENCE_SECONDS, Blocking, Phase, Setting
 

@@ -19,14 +19,17 @@ from dagster._core.instance import InstanceRef
 from dagster._grpc.impl import core_execute_run
 from dagster._utils.interrupts import capture_interrupts
 
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    ArroyoStateStore,
+    InProcessRunner,
+    PipelineList,
+    build_arroyo_definitions,
+)
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
+from arroyo_dagster.state import ObjectStore, open_store
 from tests.orchestration.results import KEY
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 60.0

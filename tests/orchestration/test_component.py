@@ -21,11 +21,14 @@ import yaml
 from dagster.components.testing import create_defs_folder_sandbox
 from jsonschema import Draft202012Validator
 
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    ArroyoStateComponent,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.orchestration.yaml.fields import Advanced
 from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateParams, ArroyoStateScaffolder
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import open_store
 from tests.fleets import Written, protocol_job
 
 ROOT = Path(__file__).parents[2]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
+from arroyo_dagster.orchestration import PipelineList, VerifyOptions
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.state.planning.polling import Requests
-from arroyo_dagster.state.storage import Counting
 from tests.documentation import PROJECT
 from tests.fleets import Written, protocol_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import configured
+from tests.stores import Counting
 
 PER_PIPELINE = {
     "verify": Requests(1, 0),

@@ -12,22 +12,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
-from arroyo_dagster.orchestration import failures
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.lineage import Lineage
-from arroyo_dagster.orchestration.pipelines.listing import with_keys
-from arroyo_dagster.orchestration.pipelines.model import (
-    LineageEndpoint,
-    ListedPipeline,
-    PipelineList,
-)
-from arroyo_dagster.orchestration.resources import SparkSessionResource
-from arroyo_dagster.orchestration.translator import (
-    EVERY_PIPELINE,
+from arroyo_dagster.orchestration import (
     ArroyoAssetProps,
+    ArroyoOptions,
     DagsterArroyoTranslator,
+    Lineage,
+    PipelineList,
+    SparkSessionResource,
+    as_failure,
+    build_arroyo_definitions,
+    failures,
 )
+from arroyo_dagster.orchestration.pipelines.listing import with_keys
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
+from arroyo_dagster.orchestration.translator import EVERY_PIPELINE
 from arroyo_dagster.spark.session import OpenedSession
 from arroyo_dagster.spark.settings import SparkChoice
 
@@ -262,7 +260,7 @@ def test_no_next_step_of_maintenance_names_an_option_of_the_command_line() -> No
 
 
 def test_everything_that_looks_gets_a_write_protected_store(deployed: Any) -> None:
-    from arroyo_dagster.state.model.ids import StatePath
+    from arroyo_dagster.state import StatePath
 
     with pytest.raises(InputError, match="write-protected"):
         deployed.resource.reading().put(StatePath("a"), b"")

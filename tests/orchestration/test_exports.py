@@ -11,11 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.planning.exports import TableExport, TargetOptions
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.orchestration import ArroyoOptions, build_arroyo_definitions
+from arroyo_dagster.state import StatePath, TableExport, TargetOptions, open_state, open_store
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing, run_word_job, written_by_word_job
 from tests.orchestration.results import failure, materialized

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state import ParquetBackend
 from arroyo_dagster.state.metadata.lease import lease
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, legacy_job, protocol_job

@@ -10,21 +10,22 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration import ArroyoDirectory, ForkConfig, StateFork
 from arroyo_dagster.orchestration.serving import WAITING
-from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state import (
+    JobPaths,
+    Layout,
+    MemoryStore,
+    ParquetBackend,
+    StatePath,
+    WriteProtected,
+    run_undo,
+)
 from arroyo_dagster.state.operations.catalog import footers
-from arroyo_dagster.state.operations.compaction import controlled_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
-from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.storage.wrappers import WriteProtected
 from tests.arroyo_jobs import stopped
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.faulty_stores import FaultInjecting
+from tests.internals import controlled_job, lease
 from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import configured, event_metadata, failure, materialized

@@ -13,9 +13,13 @@ import dagster as dg
 import yaml
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
-from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    MaintenanceWindow,
+    PipelineList,
+    build_arroyo_definitions,
+)
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import MAINTENANCE_TAG
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "operate" / "deployment.md"

@@ -17,14 +17,15 @@ from dagster.components.utils.defs_state import DefsStateConfigArgs
 from dagster.components.utils.project_paths import get_local_state_path
 
 from arroyo_dagster.errors import FormatError, StorageError
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import build_arroyo_definitions
+from arroyo_dagster.orchestration import (
+    ArroyoStateComponent,
+    ArroyoStateStore,
+    PipelineList,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.orchestration.loading import read_state
 from arroyo_dagster.orchestration.pipelines import model
-from arroyo_dagster.orchestration.pipelines.model import PipelineList
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath, open_store
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job

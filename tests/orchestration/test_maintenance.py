@@ -13,22 +13,24 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.orchestration.compaction.assets import CompactionConfig
-from arroyo_dagster.orchestration.definitions import MaintenanceOptions
-from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
-from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
+from arroyo_dagster.orchestration import (
+    CompactionConfig,
+    DeadJobsConfig,
+    GcConfig,
+    InProcessRunner,
+    MaintenanceOptions,
+    MaintenanceRunner,
+    OrphansConfig,
+)
+from arroyo_dagster.state import ParquetBackend, WriteProtected, run_compaction
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.metadata.lease_records import owner_here
-from arroyo_dagster.state.model.compaction import RowsDigest
-from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.leases import LEASE_SECONDS
 from arroyo_dagster.state.operations.compaction.execute import merge_here
-from arroyo_dagster.state.operations.compaction.job import run_compaction
-from arroyo_dagster.state.storage.wrappers import Wrapper, WriteProtected
 from tests.fleets import Written, legacy_job
+from tests.formats import RowsDigest, is_compacted
 from tests.gc_jobs import restorable, without_ours
+from tests.internals import LeaseOptions, lease
 from tests.jobs import listing, run_word_job, state_of, word_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import (
@@ -45,6 +47,7 @@ from tests.orchestration.results import (
     materialized,
     observed,
 )
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 OTHER = "words/other"

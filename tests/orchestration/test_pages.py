@@ -9,9 +9,10 @@ import click
 import pytest
 
 from arroyo_dagster.cli import main
+from arroyo_dagster.orchestration import ArroyoAssetProps
+from arroyo_dagster.orchestration import DagsterArroyoTranslator as Translator
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.translator import TABLES, ArroyoAssetProps
-from arroyo_dagster.orchestration.translator import DagsterArroyoTranslator as Translator
+from arroyo_dagster.orchestration.translator import TABLES
 
 
 def commands_of(description: str | None) -> list[list[str]]:

@@ -25,20 +25,20 @@ from dagster._core.pipes.utils import (
 )
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.pipes import (
-    EXTERNAL_TAG,
+from arroyo_dagster.orchestration import (
+    ArroyoOptions,
+    ArroyoStateStore,
+    InProcessRunner,
+    MaintenanceRunner,
     PipesRunner,
-    load_client,
+    build_arroyo_definitions,
     run_pipes_command,
 )
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import InProcessRunner, MaintenanceRunner
+from arroyo_dagster.orchestration.pipes import EXTERNAL_TAG, load_client
 from arroyo_dagster.orchestration.serving import WAITING
-from arroyo_dagster.state.metadata.lease import lease, newest_lease
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage.remote.open import open_store
+from arroyo_dagster.state import open_store, verify_job
 from tests.documentation import blocks
+from tests.internals import lease, newest_lease
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured
 from tests.orchestration.test_store_options import of_yaml
@@ -141,10 +141,7 @@ def log_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> s
 
 @pytest.mark.parametrize(
     ("job", "config", "asset"),
-    [
-        ("arroyo_compaction", COMPACT, "compacted_state"),
-        ("arroyo_gc", GC, "retained_epochs"),
-    ],
+    [("arroyo_compaction", COMPACT, "compacted_state"), ("arroyo_gc", GC, "retained_epochs")],
 )
 def test_the_pages_of_a_run_elsewhere_are_those_of_a_run_here(
     root: Path, tmp_path: Path, instance: dg.DagsterInstance, job: str, config: Any, asset: str
@@ -236,8 +233,7 @@ def test_secrets_are_names_of_variables_that_the_process_resolves(
     root: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ArroyoStateStore(
-        checkpoint_url=str(root),
-        storage_options={"secret_access_key": dg.EnvVar("S3_SECRET")},
+        checkpoint_url=str(root), storage_options={"secret_access_key": dg.EnvVar("S3_SECRET")}
     )
     monkeypatch.setenv("S3_SECRET", "canary")
     client = ClusterClient(before=["env", "-u", "S3_SECRET"])

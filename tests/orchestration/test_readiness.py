@@ -24,11 +24,11 @@ from dagster._utils.error import SerializableErrorInfo
 
 from arroyo_dagster.orchestration.readiness import check_instance
 from arroyo_dagster.orchestration.sensor import encode_cursor
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+from arroyo_dagster.state import Epoch, WorkerGeneration
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 from arroyo_dagster.state.operations.verify.store import CheckStatus
 from tests.fleets import protocol_job
+from tests.internals import FleetCursor
 
 
 def test_schedules_and_sensors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,14 @@ from arroyo_dagster.dataflow.definition.loading import load_with_packages
 from arroyo_dagster.dataflow.runtime.service import build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.orchestration import GcConfig, MaintenanceOptions
 from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
     observe_states,
     sdf_dataflow_assets,
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.orchestration.definitions import MaintenanceOptions
-from arroyo_dagster.orchestration.gc.assets import GcConfig
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.state import Checkpoint, run_pipeline
 from tests.word_services import random_words, run_words, words_dataflow, words_services
 
 FLOW = ("tests", "words")
@@ -140,9 +138,7 @@ def test_a_state_whose_owner_was_killed_is_stale_and_one_at_rest_is_not(seen: An
 # ---- the sensor ----------------------------------------------------------------------------------
 
 
-def test_the_sensor_tells_of_states_that_changed_with_the_epochs_of_their_owners(
-    seen: Any,
-) -> None:
+def test_the_sensor_tells_of_states_that_changed_with_the_epochs_of_their_owners(seen: Any) -> None:
     (count, *_) = words_services(seen.store, random_words(120, 1), per_epoch=60)
     run_pipeline(count, seen.store, max_epochs=1)
     first = seen.evaluate()

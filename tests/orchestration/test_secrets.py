@@ -10,22 +10,25 @@ import pytest
 from dagster._serdes import serialize_value
 
 from arroyo_dagster import redaction
-from arroyo_dagster.orchestration import failures
-from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import (
+from arroyo_dagster.orchestration import (
+    ArroyoDirectory,
     ArroyoOptions,
+    ArroyoStateComponent,
+    ArroyoStateStore,
+    DeadJobsConfig,
+    ForkConfig,
+    InProcessRunner,
     MaintenanceOptions,
+    MaintenanceWindow,
+    OrphansConfig,
+    PipelineList,
+    SparkSessionResource,
+    StateFork,
     build_arroyo_definitions,
+    failures,
 )
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, OrphansConfig
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
-from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.orchestration.surgery.forked_state import ForkConfig, StateFork
-from arroyo_dagster.state.planning.exports import TableExport
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
+from arroyo_dagster.state import MemoryStore, TableExport
 from arroyo_dagster.state.storage.remote import obstore_options
 from tests.jobs import run_word_job
 from tests.journeys.test_secrets import DATAFLOW, QUICK, SENT, echoing

@@ -14,7 +14,7 @@ import pytest
 
 from arroyo_dagster import redaction
 from arroyo_dagster.orchestration import failures
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.storage.remote import obstore_options
 from tests.graphql_walk import REPOSITORY, Word, answers, served
 from tests.jobs import run_word_job

@@ -9,21 +9,16 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.orchestration.sensor import (
-    SensorOptions,
-    decode_cursor,
-    decode_poll,
-    encode_cursor,
-)
-from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor
+from arroyo_dagster.orchestration import SensorOptions
+from arroyo_dagster.orchestration.sensor import decode_cursor, decode_poll, encode_cursor
+from arroyo_dagster.state import Epoch, JobPaths, WorkerGeneration
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 from arroyo_dagster.state.planning.polling import Requests, poll_interval_seconds, quiet_poll
-from arroyo_dagster.state.storage import Counting
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.internals import FleetCursor
 from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import told
+from tests.stores import Counting
 
 ONE = protocol_job("words")
 OLD = legacy_job("old")

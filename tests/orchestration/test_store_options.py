@@ -14,12 +14,16 @@ from dagster._core.definitions.definitions_load_context import (
 from dagster.components.testing import create_defs_folder_sandbox
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.component import ArroyoStateComponent
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
+from arroyo_dagster.orchestration import (
+    ArroyoDirectory,
+    ArroyoOptions,
+    ArroyoStateComponent,
+    ArroyoStateStore,
+    SparkSessionResource,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.orchestration.secrets import NamedSecrets
-from arroyo_dagster.state.storage import MemoryStore
+from arroyo_dagster.state import MemoryStore
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.fleets import Written, protocol_job
 from tests.secrets import CANARY, assert_no_canary
@@ -173,8 +177,7 @@ def test_what_is_no_secret_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "close"),
-    [("storage_options", "region"), ("delete_options", "region")],
+    ("field", "close"), [("storage_options", "region"), ("delete_options", "region")]
 )
 def test_an_option_that_no_client_knows_is_found_when_definitions_load(
     field: str, close: str, monkeypatch: pytest.MonkeyPatch

@@ -10,13 +10,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.orchestration import ArroyoStateStore
+from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store, verify_job
+from tests.formats import is_compacted
+from tests.internals import lease
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
 from tests.orchestration.terminating import Phase, Terminator, definitions, events_of

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.layout import is_compacted
+from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store, verify_job
 from arroyo_dagster.state.operations.catalog.jobs import paths_of
-from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.storage.remote.open import open_store
-from arroyo_dagster.state.storage.store import ObjectStore
+from tests.formats import is_compacted
+from tests.internals import lease
 from tests.jobs import run_word_job, state_of, word_job
 from tests.orchestration.launching import ROOTS, Webserver, webserver
 from tests.orchestration.results import JOB, configured

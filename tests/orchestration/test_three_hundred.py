@@ -9,8 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from arroyo_dagster.state import ParquetBackend
-from arroyo_dagster.state.storage import open_store
+from arroyo_dagster.state import ParquetBackend, open_store
 from tests.fleets import Written, protocol_job
 from tests.orchestration.launching import InProcess, in_process
 

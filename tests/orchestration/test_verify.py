@@ -9,11 +9,10 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.orchestration import VerifyOptions
 from arroyo_dagster.orchestration.verify.definitions import verify_cron
 from arroyo_dagster.orchestration.verify.history import reported_epochs
-from arroyo_dagster.orchestration.verify.verdict import VerifyOptions
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state import Epoch, ParquetBackend
 from arroyo_dagster.state.operations.catalog.epochs import JobReadings, read_figures
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, protocol_job

@@ -9,17 +9,15 @@ import pendulum
 import pytest
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration import ArroyoDirectory, MaintenanceWindow
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
-from arroyo_dagster.orchestration.compaction.maintenance_window import MaintenanceWindow
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.serving import WAITING
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.model.layout import Layout, is_rewritten
-from arroyo_dagster.state.operations.compaction import controlled_job, job_window
-from arroyo_dagster.state.storage.wrappers import WriteProtected
+from arroyo_dagster.state import Layout, ParquetBackend, WriteProtected
+from arroyo_dagster.state.operations.compaction import job_window
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
+from tests.formats import is_rewritten
+from tests.internals import controlled_job, lease
 from tests.journeys.test_maintenance_window import dies
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import configured, event_metadata, failure, materialized

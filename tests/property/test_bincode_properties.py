@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import Codec, codec_for
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 WIDTHS = {"8": 8, "16": 16, "32": 32, "64": 64, "128": 128, "size": 64}
 NAMES = ["a", "b", "c", "d", "e"]

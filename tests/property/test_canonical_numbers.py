@@ -23,7 +23,7 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
     parse_manifest_path,
 )
-from arroyo_dagster.state.model.objects import ObjectKind, object_name
+from tests.formats import ObjectKind, object_name
 
 PROTOCOL = JobPaths(JobId("j"), PipelineId("p"))
 LEGACY = JobPaths(JobId("j"))

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import operations as ops
-from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows, read_facts
 from arroyo_dagster.state.codec.row_groups import DataFile
-from arroyo_dagster.state.codec.schema import schema_from_json, schema_to_json
+from tests.formats import (
+    decode_file,
+    encode_pairs,
+    encode_rows,
+    read_facts,
+    schema_from_json,
+    schema_to_json,
+)
 from tests.unit.state.codec.test_schema import NAMED, WITH_PARTS
 
 U64 = st.integers(min_value=0, max_value=2**64 - 1)

@@ -32,17 +32,18 @@ from arroyo_dagster.state import (
     run_compaction,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.operations import INSERT, encode_operation
-from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.compaction import SortOrder
-from arroyo_dagster.state.model.tables import (
+from arroyo_dagster.state.tables.generational import RowLayout, newest
+from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
+from tests.formats import (
+    INSERT,
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
+    SortOrder,
     TimeFile,
+    encode_operation,
+    memory_schema,
 )
-from arroyo_dagster.state.tables.generational import RowLayout, newest
-from tests.fabricated import PATHS, pair_files, publish, stored_rows, time_files
 from tests.shares import fewer_examples
 
 WATERMARK = 1_000_000
@@ -270,10 +271,7 @@ _WRITES = st.dictionaries(_KEYS, st.none() | st.binary(max_size=4), max_size=6)
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(_WRITES, st.sampled_from([0, 0, 1])), min_size=1, max_size=9),
-    ways(),
-)
+@given(st.lists(st.tuples(_WRITES, st.sampled_from([0, 0, 1])), min_size=1, max_size=9), ways())
 def test_of_a_global_table_the_last_write_of_each_key_is_left(
     epochs: list[tuple[dict[bytes, bytes | None], int]], way: CompactionSettings
 ) -> None:

@@ -20,15 +20,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec import bounded, compaction_records, metadata, records
+from arroyo_dagster.state.codec import bounded
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
 from arroyo_dagster.state.codec.journal import decode_batch, decode_records, encode_batch
 from arroyo_dagster.state.codec.operations import decode_operation
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows, read_facts
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.codec.row_groups import DataFile
-from arroyo_dagster.state.codec.schema import schema_from_json
 from tests.compat.arroyo import DATA
+from tests.formats import (
+    compaction_records,
+    decode_file,
+    encode_rows,
+    metadata,
+    read_facts,
+    records,
+    schema_from_json,
+)
 
 Decode = Callable[[bytes], object]
 

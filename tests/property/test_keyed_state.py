@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from arroyo_dagster.state import GcOptions, ObjectStore, ParquetBackend, Pipeline, TableName, run_gc
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.gc_jobs import expiry
+from tests.internals import restored_rows
 from tests.jobs import SinkInto, output_of, state_of
 from tests.keyed_jobs import OPERATIONS, KeepByKey, KeyedModel, keyed_content
 from tests.property.test_state_machine import FAULTS, Fault, Script

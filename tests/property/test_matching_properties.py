@@ -20,14 +20,10 @@ from arroyo_dagster import (
     StatePath,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.surgery.evolve import Overrides
 from arroyo_dagster.state.model.surgery.graphs import GraphEdge, GraphNode, PipelineGraph
-from arroyo_dagster.state.planning.surgery.matching import (
-    Matching,
-    match_operators,
-    shapes_of,
-)
+from arroyo_dagster.state.planning.surgery.matching import Matching, match_operators, shapes_of
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
+from tests.formats import Overrides
 
 KINDS = ("tumbling", "join", "updating_aggregate")
 PARTS = {"tumbling": "TumblingWindow<w>", "join": "join", "updating_aggregate": "UpdatingAggregate"}

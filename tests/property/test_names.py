@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import StatePath
-from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.storage.names import (
     StoredName,
     decode_path,
-    encode_path,
     is_staging,
     listed_path,
     stored_prefix,
 )
+from tests.formats import path_error
+from tests.stores import encode_path
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 segments = texts.map(lambda text: text.replace("/", "").replace("\\", "")).filter(

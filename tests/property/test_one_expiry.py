@@ -30,8 +30,8 @@ from arroyo_dagster.state import (
     run_rollback,
 )
 from arroyo_dagster.state.codec.gc import encode_pins, encode_quarantined
-from arroyo_dagster.state.model.garbage import ExpirePlan, GcPlan, JobPins, Pin, Quarantined
-from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.garbage import ExpirePlan
+from tests.formats import GcPlan, JobPins, Packed, Pin, Quarantined
 from tests.jobs import copied, word_job
 from tests.shares import fewer_examples
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from toposort import CircularDependencyError
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.orchestration import PipelineList
 from arroyo_dagster.orchestration.pipelines.lineage import End, without_cycles
 from arroyo_dagster.orchestration.pipelines.listing import (
     EpochEnds,
@@ -20,11 +21,7 @@ from arroyo_dagster.orchestration.pipelines.listing import (
     RootListing,
     merged,
 )
-from arroyo_dagster.orchestration.pipelines.model import (
-    LineageEndpoint,
-    ListedPipeline,
-    PipelineList,
-)
+from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
 from arroyo_dagster.orchestration.pipelines.names import (
     group_names,
     key_part,

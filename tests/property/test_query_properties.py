@@ -24,13 +24,13 @@ from arroyo_dagster.state import (
     timestamp_table_config,
 )
 from arroyo_dagster.state.codec.plain import unique_names
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.operations.query.diff import CHANGE, Change, diff_tables
+from arroyo_dagster.state.operations.query.diff import diff_tables
 from arroyo_dagster.state.operations.query.scans import conform
-from arroyo_dagster.state.operations.query.sql import SqlCatalog
 from arroyo_dagster.state.tables import data_files, time_files
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows
 from tests.fabricated import time_files as written_files
+from tests.formats import ExpiringTimeKeyFiles
+from tests.internals import CHANGE, Change, SqlCatalog
 from tests.property.test_compaction_properties import (
     CUTOFF_NANOS,
     RETENTION,

@@ -25,7 +25,6 @@ from arroyo_dagster.state import (
     run_rewrite,
     verify_job,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,
@@ -40,6 +39,7 @@ from tests.arroyo_jobs import (
     window_config,
     without_keys,
 )
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
 from tests.shares import fewer_examples
 
 CUTOFF = 20 * SECOND  # a watermark of 30 s, a retention of 10 s

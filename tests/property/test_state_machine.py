@@ -37,11 +37,10 @@ from arroyo_dagster.state import (
     run_gc,
     timestamp_table_config,
 )
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.task import LevelTask
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
+from tests.internals import LocalRun, Offset
 from tests.jobs import SinkInto, output_of, state_of
 from tests.shares import fewer_examples
 
@@ -126,9 +125,7 @@ class Obey(Operator):
         seen = [
             self._obey(number, key, verb, nanos // 1000)
             for number, key, verb, nanos in zip(
-                *(batch[name].to_pylist() for name in ("number", "key", "verb")),
-                times,
-                strict=True,
+                *(batch[name].to_pylist() for name in ("number", "key", "verb")), times, strict=True
             )
         ]
         collector.collect(pa.record_batch([batch["number"], seen], schema=self.output_schema))
@@ -306,8 +303,7 @@ class Job(RuleBasedStateMachine):
     @rule(keep=st.integers(2, 3), fault=FAULTS)
     def expire(self, keep: int, fault: Fault) -> None:
         self.maintain(
-            fault,
-            lambda store, paths: run_gc(store, paths, expiry(keep), GcOptions(owner="m")),
+            fault, lambda store, paths: run_gc(store, paths, expiry(keep), GcOptions(owner="m"))
         )
 
     def maintain(self, fault: Fault, work: Callable[[ObjectStore, JobPaths], object]) -> None:

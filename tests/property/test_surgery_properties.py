@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import Layout, MemoryStore, ParquetBackend, verify_job
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from tests.evolved_jobs import (
     COUNT,
     EXPIRING,
@@ -30,6 +29,7 @@ from tests.evolved_jobs import (
     sql_job,
     table_schema,
 )
+from tests.formats import ExpiringTimeKeyConfig
 from tests.jobs import listing
 from tests.journeys.test_evolve import expected, run
 from tests.journeys.test_fork import run as fork

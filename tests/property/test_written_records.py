@@ -28,16 +28,15 @@ from arroyo_dagster.state import (
     WorkerGeneration,
     codec,
 )
-from arroyo_dagster.state.codec import gc, journal, records
+from arroyo_dagster.state.codec import gc, journal
 from arroyo_dagster.state.codec.journal import Previous, RunHeader
 from arroyo_dagster.state.metadata.lease_records import encode_record, read_record
-from arroyo_dagster.state.model.garbage import Moved, Quarantined
-from arroyo_dagster.state.model.ids import path_error
+from arroyo_dagster.state.model.garbage import Moved
 from arroyo_dagster.state.model.json_fields import MAX_U64
-from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
-from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
+from tests.formats import Packed, Quarantined, path_error, records
+from tests.internals import FleetCursor
 
 HOSTILE = (
     *("a...b", "...", "..", ".", "", " ", "a b", "a|b", "a\nb", "\x00", "\x7f", "%", "%2F", "a%"),

@@ -20,24 +20,30 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
-from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.orchestration.surgery.bootstrapped_state import BootstrapConfig
+from arroyo_dagster.orchestration import (
+    ArroyoDirectory,
+    ArroyoOptions,
+    BootstrapConfig,
+    InProcessRunner,
+    build_arroyo_definitions,
+)
 from arroyo_dagster.spark.surgery.bootstrap import Bootstrap, computed_bootstrap
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import run_undo
+from arroyo_dagster.state import (
+    JobPaths,
+    ObjectStore,
+    ParquetBackend,
+    find_job,
+    open_state,
+    open_store,
+    run_undo,
+)
 from arroyo_dagster.state.operations.query.operator_state import SessionRow, sessions
-from arroyo_dagster.state.operations.query.state import open_state
-from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.storage import ObjectStore, open_store
 from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_generational import FLIGHTS, lines_read
 from tests.evolved_jobs import Rows, in_order, loaded
+from tests.internals import EditOptions
 from tests.journeys.test_surgery import errors_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "change-sql.md"

@@ -24,12 +24,12 @@ from arroyo_dagster.state import (
     run_gc,
     verify_job,
 )
-from arroyo_dagster.state.codec.parquet import encode_pairs
 from arroyo_dagster.state.model.verify import VerifySettings
-from arroyo_dagster.state.operations.gc.journal import read_journal
 from arroyo_dagster.state.planning.engines import StepEngine
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.formats import encode_pairs
 from tests.gc_jobs import expiry, without_ours
+from tests.internals import read_journal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.spark.tasks import run_items
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.stores import LocalDiskStore
 
 SLOW_SECONDS = 60.0
 

@@ -16,10 +16,8 @@ from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.spark.pipeline import run_pipeline
 from arroyo_dagster.state import ParquetSink, Pipeline, TableSource, open_store
 from arroyo_dagster.state import run_pipeline as run_in_process
-from arroyo_dagster.state.model.surgery.edits import KeyDeletion
-from arroyo_dagster.state.model.surgery.plans import EditOutcome
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
+from tests.formats import EditOutcome, KeyDeletion
+from tests.internals import AssumedJobs, JobDirectory, run_managed_edit
 from tests.jobs import output_of
 from tests.keyed_jobs import COMMANDS, OPERATIONS, KeepByKey, keyed_content
 

@@ -10,7 +10,7 @@ from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.state import Layout, Pipeline, open_store
 from arroyo_dagster.state import run_pipeline as run_in_process
-from arroyo_dagster.state.runtime.coordinator import JobRun
+from tests.internals import JobRun
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 pytestmark = pytest.mark.usefixtures("session")

@@ -25,17 +25,10 @@ from arroyo_dagster.state import (
     run_rollback,
 )
 from arroyo_dagster.state import run_pipeline as run_in_process
-from arroyo_dagster.state.runtime.coordinator import JobRun
 from tests.compat.arroyo import DATA
+from tests.internals import JobRun
 from tests.seeds import soak_seeds
-from tests.words import (
-    Count,
-    newest,
-    output_of,
-    random_words,
-    tables_of,
-    words_pipeline,
-)
+from tests.words import Count, newest, output_of, random_words, tables_of, words_pipeline
 
 pytestmark = pytest.mark.usefixtures("session")
 

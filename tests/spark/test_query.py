@@ -18,8 +18,8 @@ from arroyo_dagster.spark.query.source import register_source
 from arroyo_dagster.state import EpochTable, StateCatalog, open_state, open_store
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import diff_tables
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.compat.arroyo import unpack
+from tests.internals import LocalRun
 from tests.jobs import word_job
 
 FLOORED = TypeOptions(nanos="floor")

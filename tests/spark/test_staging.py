@@ -16,11 +16,7 @@ from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import ProtocolError, StorageError
 from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.dataflow.records import TopicRecords
-from arroyo_dagster.spark.staging import (
-    StagedSource,
-    Staging,
-    staged_batches,
-)
+from arroyo_dagster.spark.staging import StagedSource, Staging, staged_batches
 from arroyo_dagster.state import StatePath, open_store
 
 DATA = Path(__file__).parents[1] / "compat" / "data"
@@ -140,9 +136,7 @@ def test_another_log_of_spark_is_refused_and_nothing_is_taken_for_landed(place: 
     assert place.words() == ["to", "be"]
 
 
-def test_an_older_copy_of_the_log_is_refused_as_its_batches_would_not_be_read(
-    place: Place,
-) -> None:
+def test_an_older_copy_of_the_log_is_refused_as_its_batches_would_not_be_read(place: Place) -> None:
     place.write("a.json", "to")
     place.stage()
     shutil.copytree(place.root / "log", place.root / "backup")

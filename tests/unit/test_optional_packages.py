@@ -26,7 +26,7 @@ from arroyo_dagster.optional_packages import (
 )
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.operations.catalog.job_directory import open_directory
+from tests.internals import open_directory
 
 PROJECT = Path(__file__).parents[2]
 DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]

@@ -626,7 +626,7 @@ def test_keys_have_the_type_of_their_topic(tmp_path: Path) -> None:
             *changes,
             ("tuple[str, str]", "tuple[int, int]"),
             ("config:\n  converter: raw", ""),
-        ),
+        )
     )
     flow.send("clicks", 7, key=300, time_ms=5).run()
     assert [(one.key, one.value, one.time_ms) for one in flow.received_records("visits")] == [

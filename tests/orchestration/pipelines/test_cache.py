@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
+from arroyo_dagster.orchestration import PipelineList
 from arroyo_dagster.orchestration.pipelines.cache import ListCache, default_path
 from arroyo_dagster.orchestration.pipelines.listing import Facts, RootListing, merged
-from arroyo_dagster.orchestration.pipelines.model import PipelineList
 
 URL = "s3://bucket/key"
 

@@ -19,17 +19,17 @@ from typing import Any, TypeVar
 import pytest
 
 from arroyo_dagster.errors import StorageError
+from arroyo_dagster.orchestration import PipelineList
 from arroyo_dagster.orchestration.pipelines.lineage import without_cycles
 from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
-from arroyo_dagster.orchestration.pipelines.model import PipelineList
 from arroyo_dagster.state import Layout, MemoryStore, ObjectStore, open_store
-from arroyo_dagster.state.operations.catalog.job_directory import open_directory
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.compat.arroyo import DATA, unpack
 from tests.denied import ALL, Denied
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.internals import open_directory
 from tests.jobs import written_by_word_job
 from tests.loopback import Reply, recorded, replaying, serving
+from tests.stores import Wrapper
 from tests.stories import run_story, write_story
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ def test_services_of_a_dataflow_are_connected_by_its_topics(tmp_path: Path) -> N
     words = ("topic", "tests--2estory", "words")
     assert lineage.sinks[words] == ("tests.story/split",)
     assert [root for root, keys in lineage.sources.items() if words in keys] == [
-        *("tests.story/count", "tests.story/follow", "tests.story/gather"),
+        *("tests.story/count", "tests.story/follow", "tests.story/gather")
     ]
 
 

@@ -25,10 +25,9 @@ from arroyo_dagster.cli import common as grammar
 from arroyo_dagster.cli.spark import print_choice
 from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.storage import Counting
 from arroyo_dagster.state.storage.remote import open as opening
-from arroyo_dagster.state.storage.wrappers import MUTATING
 from tests.jobs import run_word_job, word_job
+from tests.stores import MUTATING, Counting
 
 URL = "memory://cli-words"
 MOMENT = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
@@ -124,10 +123,7 @@ def test_epochs_as_json() -> None:
 # ---- what people see -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["jobs", "health", "compact plan"],
-)
+@pytest.mark.parametrize("command", ["jobs", "health", "compact plan"])
 def test_an_empty_root_says_so_and_is_no_error(command: str, tmp_path: Path) -> None:
     result = run(*command.split(), url=str(tmp_path))
     assert (result.exit_code, result.stdout) == (0, f"file://{tmp_path} holds no jobs.\n")

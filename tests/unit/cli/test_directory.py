@@ -102,8 +102,7 @@ def test_disagreements_are_shown(root: str, server: Loopback) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "kind"),
-    [(Reply(401, {}), "InputError"), (Reply(503, {}), "StorageError")],
+    ("reply", "kind"), [(Reply(401, {}), "InputError"), (Reply(503, {}), "StorageError")]
 )
 def test_a_server_that_does_not_answer_leaves_the_list_and_is_reported_once(
     root: str, reply: Reply, kind: str

@@ -13,20 +13,12 @@ from arroyo_dagster import MemoryStore, cli, open_store
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.readiness import check_java
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import SKEW_MICROS
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
-from arroyo_dagster.state.storage.store import DeleteOutcome
+from tests.formats import SKEW_MICROS
 from tests.jobs import run_word_job
+from tests.stores import DeleteOutcome
 
-STORE_CHECKS = [
-    "conditional create",
-    "list",
-    "read",
-    "create",
-    "delete",
-    "clocks",
-    "layout",
-]
+STORE_CHECKS = ["conditional create", "list", "read", "create", "delete", "clocks", "layout"]
 MACHINE_CHECKS = ["configuration", "java", "pyspark", "fast start", "dagster"]
 
 
@@ -136,11 +128,7 @@ JAVAS: list[tuple[str, CheckStatus, str]] = [
 
 @pytest.mark.parametrize(("text", "status", "detail"), JAVAS)
 def test_the_version_of_java(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    text: str,
-    status: CheckStatus,
-    detail: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: CheckStatus, detail: str
 ) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import Layout, MemoryStore, cli, configure
-from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
 from tests.documentation import blocks
 from tests.evolved_jobs import COUNT, LEAST, SHIFTED, SUM, Sql, loaded, sql_job
+from tests.internals import parse_overrides
 from tests.jobs import listing
 from tests.surgery_jobs import SurgeryJob, surgery_job
 

@@ -33,11 +33,8 @@ from arroyo_dagster import (
     run_rewrite,
 )
 from arroyo_dagster.cli.common import EXIT_SKIPPED
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
-from arroyo_dagster.state.operations.gc.steps import Pace
 from tests.compat.arroyo import unpack
+from tests.internals import AssumedJobs, JobDirectory, LeaseOptions, Pace, lease, list_quarantines
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {"rows": 24, "rows_per_epoch": 2, "keep_epochs": None, "sinks": 0}

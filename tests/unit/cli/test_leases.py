@@ -10,9 +10,9 @@ import pytest
 
 from arroyo_dagster import MemoryStore, StatePath, open_store
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from tests.commands import document, run
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.internals import LeaseOptions, lease
 from tests.jobs import listing
 
 ONE, TWO = protocol_job("p"), legacy_job("j")

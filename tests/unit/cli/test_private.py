@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import MemoryStore, cli, configure, global_table_config
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.privacy import UNKNOWN_BYTES
 from tests.dataflows import Flow, builder, definition, row_of
 from tests.fabricated import OPERATOR, pair_files, publish
+from tests.formats import GlobalKeyedFiles
 from tests.jobs import run_word_job
 
 URL = "memory://cli-private"

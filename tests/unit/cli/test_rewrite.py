@@ -13,11 +13,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import Layout, MemoryStore, cli, configure
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.operations.compaction import controlled_job
 from tests.arroyo_jobs import ArroyoJob, content
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.documentation import blocks
+from tests.internals import LeaseOptions, controlled_job, lease
 from tests.jobs import listing
 from tests.journeys.test_rewriting import begun
 

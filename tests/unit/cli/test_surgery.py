@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import Layout, MemoryStore, cli, configure, list_jobs, open_store
-from arroyo_dagster.state.operations.compaction import controlled_job
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
+from tests.internals import controlled_job
 from tests.jobs import listing, run_word_job
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 

@@ -78,10 +78,7 @@ def test_a_cell_cannot_move_the_cursor() -> None:
 cells = st.one_of(st.none(), st.integers(0, 10**9), st.text(max_size=40))
 
 
-@given(
-    st.lists(st.tuples(cells, cells, cells), max_size=4),
-    st.integers(30, 120),
-)
+@given(st.lists(st.tuples(cells, cells, cells), max_size=4), st.integers(30, 120))
 def test_no_line_is_wider_than_the_terminal(lines: list[tuple[Any, ...]], width: int) -> None:
     shown = list(format_table(("first", "second", "third"), lines, width))
     assert all(cell_len(line) <= width for line in shown)

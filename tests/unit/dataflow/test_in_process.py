@@ -16,7 +16,6 @@ from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.dataflow.topics.cells import JsonLines
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
-from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state import (
     Collector,
     MemoryStore,
@@ -25,7 +24,6 @@ from arroyo_dagster.state import (
     Pipeline,
     TableSource,
 )
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from tests.stories import outcome, run_story, write_story
 
 COUNT = 7
@@ -72,21 +70,6 @@ def run(store: Any, out: Path, **options: Any) -> DataflowOutcome:
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore(uuid.uuid4().hex)
-
-
-def test_another_run_takes_over_and_the_first_is_told(store: MemoryStore, tmp_path: Path) -> None:
-    pipelines, between = services(store, tmp_path / "out")
-    others: list[LocalRun] = []
-
-    def on_epoch(pipeline: Pipeline, checkpoint: Any) -> None:
-        if not others:
-            others.append(LocalRun.start(pipelines[1], store))
-
-    with pytest.raises(ConflictError):
-        run_dataflow(pipelines, store, DataflowOptions(on_epoch=on_epoch), between=between)
-    others[0].job.close()
-    run(store, tmp_path / "out")
-    assert (tmp_path / "out").read_bytes().splitlines() == LINES
 
 
 def test_records_between_services_go_once_every_reader_has_taken_them(

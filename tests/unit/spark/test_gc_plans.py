@@ -18,10 +18,10 @@ from arroyo_dagster.state import (
     WriteProtected,
     plan_gc,
 )
-from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.operations.engines import HERE
 from arroyo_dagster.state.planning.engines import WorkAmount
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
+from tests.formats import GcPlan
 from tests.gc_jobs import Clock, expiry, orphans
 
 LAYOUTS = pytest.mark.parametrize(

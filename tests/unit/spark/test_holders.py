@@ -19,12 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.spark.holders.channel import (
-    Channel,
-    Secret,
-    connect,
-)
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.spark.holders.channel import Channel, Secret, connect
 from arroyo_dagster.spark.holders.client import run_level
 from arroyo_dagster.spark.holders.conversation import Conversation
 from arroyo_dagster.spark.holders.messages import Meeting
@@ -53,7 +49,7 @@ from tests.holders import (
     wait_until_ended,
 )
 from tests.located import Places, located_pipeline
-from tests.words import newest, output_of, random_words, tables_of, words_pipeline
+from tests.words import newest, tables_of
 
 EPOCHS, ROWS = 4, 60
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -134,22 +130,6 @@ def _expected(tmp_path: Path) -> Any:
 def _lost(run: HeldRun) -> list[list[int]]:
     """By epoch, the levels whose holder was gone."""
     return [[one.level for one in places if one.lost is not None] for places in run.placed]
-
-
-def test_held_subtasks_write_what_a_run_in_process_writes(tmp_path: Path, shared: Workers) -> None:
-    rows = random_words(240, 4)
-    found = {}
-    for name in ("held", "here"):
-        store, output = _store(tmp_path, name), tmp_path / f"{name}-output"
-        pipeline = words_pipeline(rows, f"file://{output}", rows_per_epoch=60, parallelism=3)
-        if name == "here":
-            run_pipeline(pipeline, store)
-        else:
-            with held_run(pipeline, store, shared) as run:
-                run.run()
-            assert _lost(run) == [[], [], [], []]
-        found[name] = (tables_of(store, newest(store, pipeline)), output_of(output))
-    assert found["held"] == found["here"]
 
 
 # ---- a holder ends -------------------------------------------------------------------------------
@@ -315,9 +295,7 @@ def test_a_cancelled_task_ends_the_user_code_that_ran_for_it(tmp_path: Path) -> 
             placed = run.placement.of_level(1)[0]
             process = workers.processes()[0]
             with subprocess.Popen(
-                [sys.executable, "-c", ASKER],
-                stdin=subprocess.PIPE,
-                env=ENVIRONMENT,
+                [sys.executable, "-c", ASKER], stdin=subprocess.PIPE, env=ENVIRONMENT
             ) as asker:
                 assert asker.stdin is not None
                 asker.stdin.write(pickle.dumps((work, subtask, rows.to_pybytes(), placed, meeting)))
@@ -419,52 +397,6 @@ def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
 
 
 # ---- user code -----------------------------------------------------------------------------------
-
-
-class OwnError(ValueError):
-    def __init__(self, key: str, number: int) -> None:  # cannot be unpickled from its message
-        super().__init__(f"{key} is not {number}")
-
-
-def _fail(folder: Path) -> None:
-    raise OwnError("a", 3)
-
-
-def _refuse(folder: Path) -> None:
-    raise InputError("not like this", operator="count", next_step="change it")
-
-
-def _fail_for_now(folder: Path) -> None:
-    raise StorageError("not now", retryable=True, path="p")
-
-
-@pytest.mark.parametrize(
-    ("trip", "text"),
-    [
-        pytest.param(_fail, "a is not 3", id="an error of the user's"),
-        pytest.param(_refuse, "not like this [operator=count]. Next: change it", id="final"),
-        pytest.param(_fail_for_now, "not now [path=p]", id="retryable"),
-    ],
-)
-def test_errors_read_as_where_they_were_raised(
-    tmp_path: Path, shared: Workers, trip: Any, text: str
-) -> None:
-    with pytest.raises(Exception) as here:
-        run_pipeline(_counting(tmp_path, trip), _store(tmp_path, "here"))
-    (tmp_path / "tripped").unlink()
-    store, pipeline = _store(tmp_path), _counting(tmp_path, trip)
-    with (
-        held_run(pipeline, store, shared) as run,
-        pytest.raises(Exception) as there,
-    ):
-        run.run()
-    assert str(there.value) == str(here.value) == text
-    assert type(there.value).__qualname__ == type(here.value).__qualname__
-    assert type(there.value).__module__ == type(here.value).__module__
-    # The others of the process are still there, and the failed one is restored.
-    with held_run(pipeline, store, shared) as run:
-        run.run()
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
 # ---- across hosts --------------------------------------------------------------------------------

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.settings import (
-    SparkEnvironment,
-    SparkSettings,
-    choose_spark,
-)
+from arroyo_dagster.spark.settings import SparkEnvironment, SparkSettings, choose_spark
 
 DEFAULTS = {"spark.master": "spark://defaults:7077"}
 

@@ -10,15 +10,8 @@ import pytest
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark import small_epochs
-from arroyo_dagster.spark.chunks import decode_stream
 from arroyo_dagster.spark.small_epochs import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
 from arroyo_dagster.state import MemoryStore, Pipeline, TableSource
-from arroyo_dagster.state.runtime.exchange import (
-    ExchangeChunk,
-    every_watermark,
-    read_split,
-    source_chunks,
-)
 from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
 from tests.jobs import word_job
 
@@ -34,36 +27,6 @@ def splits_of(pipeline: Pipeline) -> list[SourceSplit]:
     start = source.initial_offset()
     found = source.partitions(start, source.latest_offset(start))
     return [SourceSplit(name, index, split) for index, split in enumerate(found)]
-
-
-def sent_by_workers(pipeline: Pipeline, splits: list[SourceSplit]) -> list[ExchangeChunk]:
-    found: list[ExchangeChunk] = []
-    for one in splits:
-        node = pipeline.sources[one.source]
-        found += source_chunks(pipeline, node, read_split(node, one.split), one.index)
-    return found or list(every_watermark(pipeline))
-
-
-def plain(chunks: Any) -> list[tuple[int, int, int, int, bytes]]:
-    return sorted((c.level, c.subtask, c.edge, c.order, bytes(c.payload)) for c in chunks)
-
-
-@pytest.mark.parametrize("empty", [False, True])
-def test_the_driver_sends_what_workers_would(pipeline: Pipeline, empty: bool) -> None:
-    splits = [] if empty else splits_of(pipeline)
-    read = SmallEpochs(pipeline).read(splits)
-    assert read is not None
-    assert read.later is not None
-    expected = sent_by_workers(pipeline, splits)
-    first = [
-        (subtask, chunk)
-        for subtask, mine in read.first.items()
-        for chunk in decode_stream(pa.py_buffer(mine))
-    ]
-    assert all(subtask == chunk.subtask for subtask, chunk in first)
-    later = list(decode_stream(pa.py_buffer(read.later)))
-    assert {chunk.level for chunk in later} == {*range(2, pipeline.levels + 1)}
-    assert plain([*(chunk for _, chunk in first), *later]) == plain(expected)
 
 
 def fails(split: Any) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ import pytest
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.jobs import _what_workers_lack
 from arroyo_dagster.spark.workers import WorkerReport, check_reports, disk_probe
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.stores import LocalDiskStore
 
 OWN = {"python": "3.11.7", "arroyo_dagster": "0.1.0", "pyarrow": "26.0.1", "numpy": "2.1.0"}
 

@@ -17,7 +17,7 @@ from arroyo_dagster.state import (
     TableName,
     run_pipeline,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from tests.formats import GlobalKeyedFiles
 from tests.jobs import word_job
 
 T = TableName("t")
@@ -28,33 +28,6 @@ MERGED = state.StateMessage.Compaction(
     tables={T: GlobalKeyedFiles(files=(StatePath("c"),))},
     inputs={T: (StatePath("a"), StatePath("b"))},
 )
-
-
-def test_a_checkpoint_message_says_when_it_began() -> None:
-    assert type(BARRIER) is state.CheckpointMessage is state.StateMessage.Checkpoint
-    assert (BARRIER.epoch, BARRIER.min_epoch, BARRIER.timestamp_micros) == (7, 3, 9)
-    assert (BARRIER.watermark_micros, BARRIER.then_stop) == (5, True)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        state.TableData.RecordBatch(None, b"\0"),
-        state.TableData.CommitData(b"offset"),
-        state.TableData.KeyedData([(b"key", b"value"), (b"gone", None)]),
-    ],
-)
-def test_every_change_of_a_table_is_table_data(change: Any) -> None:
-    assert isinstance(change, state.TableData)
-    message = state.StateMessage.TableData(T, change)
-    assert isinstance(message, state.StateMessage)
-    assert (message.table, message.data) == (T, change)
-
-
-def test_a_compaction_has_the_metadata_of_each_table() -> None:
-    assert isinstance(MERGED, state.StateMessage)
-    assert MERGED.tables[T].paths == ("c",)
-    assert MERGED.inputs[T] == ("a", "b")
 
 
 @pytest.mark.parametrize("message", [BARRIER, MERGED])

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.dataflow.definition.diagnostics import (
-    InvalidDefinition,
-)
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.errors import DefinitionError
 from tests.definitions import CASES, KEYED, dataflow

@@ -5,12 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.dataflow.definition.windows import (
-    Window,
-    WindowDef,
-    WindowKind,
-    advanced,
-)
+from arroyo_dagster.dataflow.definition.windows import Window, WindowDef, WindowKind, advanced
 
 
 def tumbling(duration_ms: int, **more: int) -> WindowDef:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.errors import StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime import service
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from tests.dataflows import Clock, Flow, builder, definition
+from tests.formats import ExpiringTimeKeyFiles
 from tests.shares import fewer_examples
 
 BODY = """

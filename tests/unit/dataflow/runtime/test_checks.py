@@ -10,10 +10,7 @@ import pytest
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.runtime.checks import (
-    BodyFindings,
-    check_bodies,
-)
+from arroyo_dagster.dataflow.runtime.checks import BodyFindings, check_bodies
 from arroyo_dagster.errors import InputError
 from tests.dataflows import Flow, builder, definition, reader, row_of
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from typing import Any
 
 import pytest
 
 from arroyo_dagster.dataflow.runtime.error_limit import TooManyErrors
-from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.views.step_log import read_step_log
 from arroyo_dagster.state import MemoryStore
 from tests.dataflows import Flow, KeepSink, KilledAt, Sent, Topic, builder, definition, row_of
@@ -150,31 +148,6 @@ def test_a_record_behind_a_state_that_a_step_changed_is_a_part() -> None:
     keeps = Flow(definition(services, converter="raw"), **KEEPS).send("words", ["a"])
     assert [one.partial for one in keeps.letters("part")] == [True]
     assert keeps.cells("part.counts") == {"a": 1}
-
-
-@pytest.mark.parametrize(
-    "letter",
-    [
-        Letter(service="s", step="f", topic="t", partition=1, offset=2, reason="no", record=b"x"),
-        Letter(
-            service="s",
-            step="f",
-            topic="t",
-            partition=0,
-            offset=0,
-            file="a.jsonl",
-            key=b"\xff",
-            record=b"\xfe\x00",
-            time_ms=5,
-            value={"a": [1]},
-            reason="E41: no",
-            partial=True,
-        ),
-    ],
-)
-def test_a_letter_survives_its_json(letter: Letter) -> None:
-    assert Letter.decode(letter.encode()) == letter
-    json.loads(letter.encode())
 
 
 # ---- failed flushes ------------------------------------------------------------------------------

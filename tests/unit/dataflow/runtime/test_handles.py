@@ -10,9 +10,7 @@ import pytest
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.errors import StateAccessError, StateValueError
-from arroyo_dagster.dataflow.runtime.context import (
-    Invocation,
-)
+from arroyo_dagster.dataflow.runtime.context import Invocation
 from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, slot_for
 from arroyo_dagster.dataflow.views.sql import Tables
 from tests.dataflows import builder, definition, row_of

@@ -29,8 +29,5 @@ def test_a_function_that_ends_the_process_is_told_and_nothing_is_published() -> 
     with pytest.raises(StepFailed, match=r"SystemExit\(3\); in line 2 of the body") as error:
         flow.send("words", ["a"])
     assert "nothing of the epoch was published" in str(error.value)
-    assert (error.value.facts["service"], error.value.facts["step"]) == (
-        "build",
-        "`build_update`",
-    )
+    assert (error.value.facts["service"], error.value.facts["step"]) == ("build", "`build_update`")
     assert flow.views().epochs == {"build": None}

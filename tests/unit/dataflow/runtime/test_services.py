@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.dataflow.errors import (
-    OperatorError,
-    StateSchemaError,
-    UnboundOperatorError,
-)
+from arroyo_dagster.dataflow.errors import OperatorError, StateSchemaError, UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.service import RunOptions
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.state import StatePath
@@ -250,18 +246,3 @@ def test_e50_a_window_that_a_state_got_later_is_refused_by_readers() -> None:
 
 
 # ---- tables --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("body", ["return 'k'", "return record"])
-def test_records_of_one_key_are_folded_in_the_order_of_their_topic(body: str) -> None:
-    services = builder(
-        "row = counts()\nrow.all += record[0]\nrow.update()",
-        value=row_of(all="string"),
-        key_body=body.replace("record", "record[0]"),
-    )
-    flow = Flow(definition(services, converter="raw"), parallelism=3)
-    flow.topics["words"].splits = 5
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    flow.send("words", list(letters))
-    found = flow.rows("build.counts")
-    assert "".join(found[key]["all"] for key in sorted(found)) == letters

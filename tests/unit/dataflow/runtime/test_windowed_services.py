@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.dataflow.errors import StateSchemaError
-from arroyo_dagster.dataflow.runtime.service_source import ServiceSource
-from tests.dataflows import Clock, Flow, builder, definition, reader, row_of
+from tests.dataflows import Flow, builder, definition, row_of
 from tests.journeys.test_sdf_acceptance import event, windowed
 
 ROWS: dict[str, Any] = {
@@ -37,24 +36,6 @@ def test_whole_batches_fill_the_windows_that_records_fill_one_by_one(
     flow.send("events", [event(13, "a"), event(25)])
     closed = flow.sinks["closed"].values
     assert closed == ([[1, 1], [2]] if column == "n" else [[["a", 1], ["b", 1]], [["a", 2]]])
-
-
-def test_the_clock_and_the_readers_epochs_are_settled_in_the_offset() -> None:
-    clock = Clock()
-    flow = windowed(more=reader("return '1'"), clock=clock)
-    source = flow.pipelines[1].sources
-    (node,) = source.values()
-    read = node.source
-    assert isinstance(read, ServiceSource)
-    start = read.initial_offset()
-    assert read.latest_offset(start) is start
-    flow.topics["asked"].send('"?"')
-    end = read.latest_offset(start)
-    assert (end["clock_ms"], end["epochs"]) == (clock.ms, {"build": None})
-    flow.send("events", [event(1)])
-    assert read.latest_offset(start)["epochs"] == {"build": 1}
-    clock.ms -= 5_000
-    assert read.latest_offset(end)["clock_ms"] == end["clock_ms"]
 
 
 @pytest.mark.parametrize("form", [{}, ROWS], ids=["cells", "rows"])

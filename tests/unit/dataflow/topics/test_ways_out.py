@@ -35,9 +35,9 @@ from arroyo_dagster.state import (
     TableSource,
     run_pipeline,
 )
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.reading import read_on, records
+from tests.stores import Wrapper
 
 COUNT = 9
 LINES = [b'{"n":%d}' % n for n in range(COUNT)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.codec.digest import digest_rows
+from tests.formats import digest_rows
 
 VALUES: dict[str, pa.Array] = {
     "integers": pa.array([1, None, 0, -1, 2**62]),

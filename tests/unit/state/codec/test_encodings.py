@@ -13,12 +13,8 @@ import pytest
 
 from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import encodings
-from arroyo_dagster.state.codec.parquet import (
-    RowsEncoder,
-    decode_file,
-    encode_pair_columns,
-    encode_rows,
-)
+from arroyo_dagster.state.codec.parquet import encode_pair_columns
+from tests.formats import decode_file, encode_rows
 
 ROWS = 20_000
 CHANCE = np.random.default_rng(7)
@@ -149,48 +145,3 @@ def test_keys_of_pairs_get_no_dictionary_and_repeated_values_do() -> None:
     rows, version = decode_file(data, "p")
     assert (rows.column("key").to_pylist(), version) == (keys.to_pylist(), 2)
     assert rows.column("value").to_pylist() == values.to_pylist()
-
-
-def _as_dictionaries(rows: pa.Table, columns: list[int], pieces: int) -> pa.Table:
-    """The same rows, in chunks with a dictionary of their own each."""
-    for at in columns:
-        size = -(-rows.num_rows // pieces)
-        chunks = [
-            chunk.dictionary_encode()
-            for start in range(0, rows.num_rows, size)
-            for chunk in rows.column(at).slice(start, size).chunks
-        ]
-        column = pa.chunked_array(chunks)
-        rows = rows.set_column(at, rows.schema.field(at).with_type(column.type), column)
-    return rows
-
-
-@pytest.mark.parametrize("pieces", [1, 7])
-def test_texts_given_as_dictionaries_are_stored_as_texts(pieces: int) -> None:
-    names = ["names", "times", "structs", "operations", "ids"]
-    schema = pa.schema(
-        [
-            pa.field("0", pa.string(), metadata={"k": "v"}),
-            pa.field("0", pa.timestamp("ns"), nullable=False),
-            pa.field("s", COLUMNS["structs"].type),
-            pa.field("_operation", pa.binary(), nullable=False),
-            pa.field("unique", pa.string()),
-        ]
-    )
-    rows = pa.Table.from_arrays([COLUMNS[name] for name in names], schema=schema)
-    encoder = RowsEncoder(schema)
-    for start in range(0, ROWS, 8000):
-        encoder.write(_as_dictionaries(rows.slice(start, 8000), [0, 3, 4], pieces))
-    data = encoder.finish()
-    back, _ = decode_file(data, "p")
-    assert back.schema.equals(schema, check_metadata=True)
-    assert back.equals(rows)
-    footer, plain = (
-        pq.ParquetFile(io.BytesIO(file)).metadata for file in (data, encode_rows(rows))
-    )
-    assert footer.metadata == plain.metadata
-    assert footer.schema.equals(plain.schema)
-    assert footer.num_row_groups == 3
-    dictionaries = [chunk.has_dictionary_page for chunk in column_chunks(data)]
-    # By leaf; two columns have one name.
-    assert dictionaries == [False, False, False, True, True, False] * 3

@@ -27,16 +27,8 @@ from arroyo_dagster.state.codec.messages import (
     value_from_json,
 )
 from arroyo_dagster.state.codec.plans import plain_values
-from arroyo_dagster.state.model.compaction import (
-    Budget,
-    MergedPairs,
-    MergedRows,
-    MergeOrder,
-    MergeOutcome,
-    RowsDigest,
-    SortOrder,
-)
-from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.model.compaction import Budget, MergeOrder
+from tests.formats import MergedPairs, MergedRows, MergeOutcome, RowsDigest, SortOrder, TimeFile
 
 DOCUMENTS = st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text()))
 
@@ -101,14 +93,7 @@ def test_values_are_the_same_on_the_other_side(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [
-        {"keep_epochs": "3"},
-        {"keep_epochs": 0},
-        {"keep": 3},
-        {},
-        ["keep_epochs"],
-        "keep_epochs",
-    ],
+    [{"keep_epochs": "3"}, {"keep_epochs": 0}, {"keep": 3}, {}, ["keep_epochs"], "keep_epochs"],
     ids=str,
 )
 def test_what_is_no_such_value_is_refused(document: Any) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from arroyo_dagster.state import DeleteKey, Insert
-from arroyo_dagster.state.codec.operations import INSERT, encode_key, encode_operation
+from arroyo_dagster.state.codec.operations import encode_key
+from tests.formats import INSERT, encode_operation
 
 
 def test_an_insert_is_the_single_byte_that_arroyo_writes() -> None:

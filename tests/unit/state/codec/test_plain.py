@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state import codec_for
-from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.plain import plain_scalar, plain_value
 from arroyo_dagster.state.model.types import (
     UNIT,
@@ -25,6 +24,7 @@ from arroyo_dagster.state.model.types import (
     describe,
     without_classes,
 )
+from tests.formats import iso_micros
 
 
 @dataclass(frozen=True)

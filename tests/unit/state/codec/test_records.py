@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec import records
 from tests.compat.arroyo import DATA
+from tests.formats import records
 
 _R = "pl_91ySiX3Vs7/job_VQcj96EYII"
 _CP = f"{_R}/generations/%d/checkpoints/checkpoint-%07d/checkpoint-manifest.pb"

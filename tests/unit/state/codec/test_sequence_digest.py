@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from arroyo_dagster.state.codec.sequence_digest import CHUNK_ROWS, SequenceDigest
-from arroyo_dagster.state.model.compaction import RowsDigest
+from arroyo_dagster.state.codec.sequence_digest import SequenceDigest
+from tests.formats import RowsDigest
 from tests.unit.state.codec.test_digest import VALUES
 
 NONE: frozenset[int] = frozenset()
@@ -109,30 +103,3 @@ def test_rows_beyond_the_plan_are_counted() -> None:
     assert digest(rows, chunks=[4]).rows == 10
     assert digest(rows, chunks=[20]).rows == 10
     assert digest(rows.slice(0, 0), chunks=[4]) == RowsDigest()
-
-
-@given(
-    cuts=st.lists(st.integers(0, 3 * CHUNK_ROWS), max_size=6),
-    others=st.lists(st.integers(0, 3 * CHUNK_ROWS), max_size=6),
-    changed=st.none() | st.integers(0, 3 * CHUNK_ROWS - 1),
-)
-def test_the_cuts_of_either_side_do_not_count(cuts: Any, others: Any, changed: Any) -> None:
-    numbers = np.arange(3 * CHUNK_ROWS)
-    given_rows, read = numbers % 1000, (numbers % 1000).copy()
-    if changed is not None:
-        read[changed] += 1
-
-    def parts(values: Any, at: list[int]) -> list[pa.Table]:
-        edges = [0, *sorted(at), len(values)]
-        texts = pa.array(values.astype(str))
-        table = pa.table([pa.array(values), texts], ["n", "s"])
-        return [table.slice(a, b - a) for a, b in itertools.pairwise(edges)]
-
-    first = SequenceDigest(3, NONE)
-    for part in parts(given_rows, cuts):
-        first.add(part)
-    expected = first.finish()
-    second = SequenceDigest(3, NONE, first.chunk_rows)
-    for part in parts(read, others):
-        second.add(part)
-    assert (second.finish() == expected) == (changed is None)

@@ -15,7 +15,6 @@ from arroyo_dagster.errors import (
     FormatError,
     InputError,
     ProtocolError,
-    StorageError,
 )
 from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
@@ -35,16 +34,21 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec.metadata import encode_manifest
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
 from arroyo_dagster.state.metadata.backend import Published
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles
 from arroyo_dagster.state.storage import store as object_store
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import (
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    LegacyCheckpoint,
+    Manifest,
+    encode_manifest,
+    encode_pairs,
+    encode_rows,
+)
 from tests.jobs import copied, listing, run_word_job, word_job
+from tests.stores import Wrapper
 
 T = TypeVar("T")
 
@@ -161,22 +165,6 @@ def test_a_record_that_leads_out_of_its_job_is_refused() -> None:
 # ---- publishing ----------------------------------------------------------------------------------
 
 
-def test_the_record_is_the_last_object_of_an_epoch() -> None:
-    store = MemoryStore()
-    for at in range(1, 6):
-        fresh = copied(store)
-        backend = started(fresh)
-        backend.store = FaultInjecting(fresh, fail_at=at, crash=True)
-        try:
-            backend.publish(manifest_of(backend, 1, None))
-        except Crash:
-            assert ParquetBackend(fresh, PATHS).epochs() == []
-            continue
-        assert ParquetBackend(fresh, PATHS).epochs() == [1]
-        return
-    pytest.fail("an epoch takes more changes than that")
-
-
 def test_another_manifest_at_the_same_place_is_a_conflict_and_stays() -> None:
     store = MemoryStore()
     backend = started(store)
@@ -185,33 +173,6 @@ def test_another_manifest_at_the_same_place_is_a_conflict_and_stays() -> None:
     with pytest.raises(ConflictError, match="another object"):
         backend.publish(replace(manifest, finish_time_micros=99))
     assert store.read(ref) == encode_manifest(manifest)
-
-
-def test_a_fenced_writer_stops_and_leaves_no_record() -> None:
-    store = MemoryStore()
-    old = started(store)
-    started(store)
-    with pytest.raises(ConflictError, match="fenced") as caught:
-        old.publish(manifest_of(old, 1, None))
-    assert not caught.value.retryable
-    assert ParquetBackend(store, PATHS).epochs() == []
-
-
-def test_whoever_lost_an_epoch_to_an_older_run_is_told_to_try_again() -> None:
-    store = MemoryStore()
-    old = started(store)
-    stolen = manifest_of(old, 1, None)
-    new = started(store)
-    # The older run had passed its fence check already; its record comes now.
-    old.check_fence = lambda: None  # type: ignore[method-assign]
-    old.publish(stolen)
-    with pytest.raises(ConflictError, match="belongs to another") as caught:
-        new.publish(manifest_of(new, 1, None))
-    assert caught.value.retryable
-    third = ParquetBackend(store, PATHS)
-    restored = third.start().restored
-    assert restored is not None
-    assert restored.worker_generation == 1
 
 
 def test_a_run_fenced_while_it_made_the_record_stops_before_it_commits() -> None:
@@ -396,21 +357,6 @@ def test_a_crash_at_any_delete_leaves_every_kept_epoch_restorable_and_the_next_c
             continue
         break
     assert changes > 5
-
-
-def test_a_cleanup_that_cannot_delete_stops_before_what_refers_to_it() -> None:
-    class Stubborn(MemoryStore):
-        def delete_many(self, paths):  # type: ignore[no-untyped-def]
-            doomed = list(paths)
-            outcome = super().delete_many(doomed[1:])
-            return replace(outcome, failed=dict.fromkeys(doomed[:1], "locked"))
-
-    store = Stubborn()
-    publish(started(store), 7)
-    before = set(listing(store))
-    with pytest.raises(StorageError, match="locked"):
-        ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(5))
-    assert all("/data/" in path for path in before - set(listing(store)))
 
 
 def test_nothing_is_deleted_while_a_kept_epoch_cannot_be_read_in_full() -> None:

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state import Epoch, JobPaths, Layout, MemoryStore, ParquetBackend, StatePath
 from arroyo_dagster.state.codec.gc import encode_pins
-from arroyo_dagster.state.model.garbage import JobPins, Pin
-from arroyo_dagster.state.storage.wrappers import Counting, Wrapper
+from arroyo_dagster.state.storage.wrappers import Counting
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.formats import JobPins, Pin
 from tests.gc_jobs import hiding, whole, without_ours
 from tests.jobs import copied
+from tests.stores import Wrapper
 
 NEWEST = 15
 EPOCHS = range(1, NEWEST + 1)

@@ -25,19 +25,16 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state import JobId, JobPaths, MemoryStore, ObjectStore, PipelineId, StatePath
 from arroyo_dagster.state.metadata.lease import (
     Leased,
-    LeaseOptions,
     Precondition,
     last_released_lease,
-    lease,
-    newest_lease,
     newest_token,
 )
 from arroyo_dagster.state.model.clock import own_clock, wall_clock
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
-from arroyo_dagster.state.storage.store import Listing, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import Hiding
+from tests.internals import LeaseOptions, lease, newest_lease
+from tests.stores import Listing, ObjectInfo, Wrapper
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 SOMETHING = StatePath("p/j/something")

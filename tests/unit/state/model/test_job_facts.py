@@ -8,15 +8,8 @@ import pytest
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state import Epoch, JobId, JobPaths, PipelineId
-from arroyo_dagster.state.model.job_facts import (
-    Absence,
-    CheckpointFacts,
-    JobCondition,
-    JobFacts,
-    SourceAnswer,
-    condition_of,
-    merge_answers,
-)
+from arroyo_dagster.state.model.job_facts import condition_of, merge_answers
+from tests.formats import Absence, CheckpointFacts, JobCondition, JobFacts, SourceAnswer
 
 JOB = JobId("job_1")
 PATHS = JobPaths(JOB)
@@ -69,16 +62,14 @@ def test_the_first_source_that_knows_wins_and_the_others_fill_its_gaps() -> None
 
 def test_a_state_is_never_pieced_together_from_two_sources() -> None:
     answer = merge_answers(
-        PATHS,
-        [word("user", condition=JobCondition.STOPPED), state("db", "Stopped", run_id=9)],
+        PATHS, [word("user", condition=JobCondition.STOPPED), state("db", "Stopped", run_id=9)]
     )
     assert (answer.facts.source, answer.facts.run_id, answer.facts.state) == ("user", None, None)
 
 
 def test_disagreements_are_shown_in_the_order_asked() -> None:
     answer = merge_answers(
-        PATHS,
-        [state("api", "Running", run_id=4), state("db", "Stopped", run_id=3), word("user")],
+        PATHS, [state("api", "Running", run_id=4), state("db", "Stopped", run_id=3), word("user")]
     )
     assert answer.facts.condition is JobCondition.RUNNING
     assert [str(one) for one in answer.disagreements] == [

@@ -17,28 +17,6 @@ HALF_A_PAIR = "\ud800"
 @pytest.mark.parametrize(
     ("read", "value"),
     [
-        (lambda one: one.text("f"), ""),
-        (lambda one: one.text("f"), "é"),
-        (lambda one: one.optional_text("f"), None),
-        (lambda one: one.number("f"), 0),
-        (lambda one: one.number("f"), MAX_U64),
-        (lambda one: one.optional_number("f"), None),
-        (lambda one: one.flag("f"), False),
-        (lambda one: one.optional_flag("f"), None),
-        (lambda one: one.ref("f"), "job/a"),
-        (lambda one: one.optional_ref("f"), None),
-        (lambda one: one.list("f"), [1, "a"]),
-        (lambda one: list(one.texts("f")), ["a", ""]),
-        (lambda one: list(one.refs("f")), ["a", "b/c"]),
-    ],
-)
-def test_a_field_of_its_type_is_read(read: Read, value: Any) -> None:
-    assert read(Fields({"f": value})) == value
-
-
-@pytest.mark.parametrize(
-    ("read", "value"),
-    [
         (lambda one: one.text("f"), None),
         (lambda one: one.text("f"), 1),
         (lambda one: one.text("f"), HALF_A_PAIR),

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 
 from arroyo_dagster.state import KeyRange, range_for_server, server_for_hash
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, key_range_size
+from arroyo_dagster.state.model.keys import key_range_size
+from tests.formats import MAX_ROUTING_KEY
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,12 @@ from arroyo_dagster.orchestration import (
 )
 from arroyo_dagster.orchestration.settings import configured, settings_config
 from arroyo_dagster.state import CompactionPolicy, CompactionSettings, Retention, WindowLimits
-from arroyo_dagster.state.model.compaction import (
-    MEBIBYTE,
-    AdoptionSettings,
-    Budget,
-    MergeOrder,
-    SortOrder,
-)
+from arroyo_dagster.state.model.compaction import MEBIBYTE, AdoptionSettings, Budget, MergeOrder
 from arroyo_dagster.state.model.garbage import DeletionSettings, GraceSettings
 from arroyo_dagster.state.model.maintenance_window import WindowSteps
 from arroyo_dagster.state.model.rewrite import QuietSettings
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
+from tests.formats import SortOrder
 
 T = TypeVar("T")
 FIELDS = {field.name: field for field in setting_fields(CompactionSettings)}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NewType, Optional
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 Route = NewType("Route", str)
 
@@ -77,19 +77,7 @@ def test_python_types_are_described(python_type: Any, form: t.TypeJson) -> None:
 
 
 @pytest.mark.parametrize(
-    "python_type",
-    [
-        complex,
-        object,
-        list,
-        tuple,
-        dict,
-        Any,
-        int | str,
-        int | str | None,
-        "str",
-        3,
-    ],
+    "python_type", [complex, object, list, tuple, dict, Any, int | str, int | str | None, "str", 3]
 )
 def test_other_types_are_refused_with_what_is_allowed(python_type: Any) -> None:
     with pytest.raises(InputError, match="cannot be encoded") as caught:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
@@ -23,20 +21,16 @@ from arroyo_dagster.state import (
     run_compaction,
     run_gc,
 )
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.operations import slowdown
-from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch, last_slowdown
 from arroyo_dagster.state.planning.slowdown import (
-    LEAST_BEFORE,
-    LEAST_DURING,
-    LEAST_MICROS,
     EpochTime,
     slowdown_between,
     slowdown_since,
 )
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.internals import LeaseOptions, Pace, lease
 from tests.jobs import copied, word_job, written_by_word_job
+from tests.stores import Wrapper
 
 SECOND = 1_000_000
 JOB: dict[str, Any] = {
@@ -84,21 +78,6 @@ def test_the_time_of_a_maintenance_says_which_epochs_it_slowed() -> None:
     assert slowdown_between(found, 39 * SECOND, 56 * SECOND, 2.0) is not None
     assert slowdown_between(found, 59 * SECOND, 62 * SECOND, 2.0) is None
     assert slowdown_between(found, 0, 5 * SECOND, 2.0) is None
-
-
-@given(
-    before=st.lists(st.integers(0, 10**9), max_size=8),
-    during=st.lists(st.integers(0, 10**9), max_size=8),
-    most=st.floats(1.01, 50),
-)
-def test_what_is_reported_is_slower(before: list[int], during: list[int], most: float) -> None:
-    both = times(*(micros / SECOND for micros in [*before, *during]), gap=2000)
-    found = slowdown_since(both, Epoch(len(before)), most)
-    if found is not None:
-        assert len(before) >= LEAST_BEFORE
-        assert len(during) >= LEAST_DURING
-        assert found.ratio > most
-        assert found.during_micros - found.before_micros >= LEAST_MICROS
 
 
 def test_a_ratio_of_one_or_less_is_refused() -> None:

@@ -15,13 +15,8 @@ from arroyo_dagster.state import (
     TableConfig,
     TableName,
 )
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    GlobalKeyedConfig,
-    StoredSchema,
-    TimeFile,
-)
+from arroyo_dagster.state.model.tables import StoredSchema
+from tests.formats import MAX_ROUTING_KEY, ExpiringTimeKeyConfig, GlobalKeyedConfig, TimeFile
 
 
 def time_file(path: str, **changes: Any) -> TimeFile:

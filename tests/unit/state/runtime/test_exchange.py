@@ -6,14 +6,13 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state import OperatorId, Pipeline, TableSource, key_hashes, range_for_server
+from arroyo_dagster.state import OperatorId, Pipeline, TableSource
 from arroyo_dagster.state.runtime.exchange import (
     CHUNK_ROWS,
     WATERMARK,
     latest_micros,
     read_split,
     rechunk,
-    route,
     source_chunks,
 )
 from arroyo_dagster.state.runtime.pipeline import Edge
@@ -23,18 +22,6 @@ from tests.jobs import CountWords, KeepWords, words
 
 def edge(*keys: str) -> Edge:
     return Edge(0, OperatorId("a"), OperatorId("b"), 0, keys or None)
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 7])
-def test_every_row_goes_to_the_owner_of_its_key_in_the_order_it_came(parallelism: int) -> None:
-    rows = words(100).append_column("at2", pa.array(range(100), pa.int64()))
-    parts = route(edge("word"), rows, parallelism, stay=0)
-    assert sum(part.num_rows for _, part in parts) == 100
-    for subtask, part in parts:
-        owned = range_for_server(subtask, parallelism)
-        assert all(owned.contains(h) for h in key_hashes([part.column("word")]).to_pylist())
-        numbers = part.column("at2").to_pylist()
-        assert numbers == sorted(numbers)
 
 
 def test_batches_are_cut_the_same_wherever_a_pipeline_runs() -> None:

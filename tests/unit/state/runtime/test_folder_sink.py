@@ -11,8 +11,8 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state import Epoch, MemoryStore, ObjectStore, ParquetSink, StatePath, TableName
 from arroyo_dagster.state.runtime import connectors
 from arroyo_dagster.state.runtime.connectors import PRE_COMMIT
-from arroyo_dagster.state.storage import Counting
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.stores import Counting
 
 SUBTASKS = 5
 NAMES = [f"0000007-{subtask:03}-{subtask:016x}.parquet" for subtask in range(SUBTASKS)]

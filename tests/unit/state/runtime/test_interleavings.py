@@ -22,9 +22,8 @@ from arroyo_dagster.state import (
     PipelineId,
     StatePath,
 )
-from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.reader import as_checkpoint
-from arroyo_dagster.state.model.checkpoints import Manifest
+from tests.formats import Manifest, records
 from tests.interleavings import Call, Done, Objects, Program, State, every_state
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))

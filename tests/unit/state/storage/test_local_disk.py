@@ -12,7 +12,7 @@ from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.storage.failures import delete_step, lasts
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.stores import LocalDiskStore
 
 P = StatePath
 needs_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -212,11 +212,7 @@ def test_nothing_is_written_listed_or_deleted_through_a_link(
 
 @pytest.mark.parametrize("before", ["stat", "unlink"])
 def test_a_directory_exchanged_for_a_link_before_a_delete_is_not_followed(
-    store: LocalDiskStore,
-    root: Path,
-    elsewhere: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    before: str,
+    store: LocalDiskStore, root: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     names = [P(f"job/operator-o/{name}") for name in ("a", "table-t-000")]
     for path in names:

@@ -8,11 +8,11 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.names import (
     StoredName,
     decode_path,
-    encode_path,
     is_staging,
     stored_prefix,
     stored_start,
 )
+from tests.stores import encode_path
 
 
 @pytest.mark.parametrize(

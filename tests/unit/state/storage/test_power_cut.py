@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state import StatePath
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
+from tests.stores import LocalDiskStore
 
 P = StatePath
 

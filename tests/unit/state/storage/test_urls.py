@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.storage.urls import CheckpointUrl, parse_url
+from arroyo_dagster.state.storage.urls import CheckpointUrl
+from tests.stores import parse_url
 
 S3 = CheckpointUrl(backend="s3", bucket="b.u-1", key_prefix="k/e y")
 R2 = CheckpointUrl(backend="r2", bucket="my-bucket", key_prefix="k", account="acct")

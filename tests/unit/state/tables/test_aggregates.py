@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import (
-    MemoryStore,
-    global_table_config,
-)
+from arroyo_dagster.state import MemoryStore, global_table_config
 from arroyo_dagster.state.tables.aggregates import Aggregate
 from tests.unit.state.tables.test_global_keyed import Subtask
 

@@ -23,14 +23,18 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport, SubtaskCheckpoint
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
-from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry, merge_operator
-from arroyo_dagster.state.tables.restoring import restored_rows
+from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport
+from arroyo_dagster.state.planning.restore.checkpoint import files_to_carry
 from arroyo_dagster.state.tables.table import EpochFiles
-from tests.fabricated import compact_rows
+from tests.formats import (
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    SubtaskCheckpoint,
+    TimeFile,
+    encode_rows,
+    file_schema,
+)
+from tests.internals import merge_operator, restored_rows
 
 T, OP = TableName("t"), OperatorId("o")
 ALL_KEYS = range_for_server(0, 1)
@@ -227,52 +231,7 @@ def test_arroyo_reads_files_in_the_order_of_their_epochs_and_we_in_that_of_the_l
     assert times_of(restored_rows(store, at, T, managed=True).rows) == [6_000, 7_000]
 
 
-def test_arroyo_goes_on_from_less_of_an_aggregate_without_keys_and_that_is_told() -> None:
-    unkeyed = timestamp_table_config(
-        "t", "accumulator_state", retention_micros=1, schema=SCHEMA, keys=[], generational=True
-    )
-    store = MemoryStore()
-    assert isinstance(unkeyed.config, ExpiringTimeKeyConfig)
-    schema = file_schema(unkeyed.config)
-    columns = [[10, 20, 30], [1, 2, 3], [1, 2, 3], [0, 0, 0], [b"\x00"] * 3]
-    stored = pa.table(columns, schema=schema)
-    for name, rows_a_group, upstream in (("one", 3, 10), ("each", 1, None)):
-        sink = pa.BufferOutputStream()
-        pq.write_table(stored, sink, row_group_size=rows_a_group)
-        store.put(StatePath(name), sink.getvalue().to_pybytes())
-        file = TimeFile(
-            epoch=Epoch(1),
-            path=StatePath(name),
-            min_routing_key=0,
-            max_routing_key=0,
-            max_timestamp_micros=0,
-        )
-        found = restored_rows(store, operator(unkeyed, file, watermark=None), T, managed=False)
-        assert found.rows.column("n").to_pylist() == [30]
-        if upstream is None:
-            assert found.upstream is None
-        else:
-            assert found.upstream is not None
-            assert found.upstream.column("n").to_pylist() == [upstream]
-
-
 # ---- merged --------------------------------------------------------------------------------------
-
-
-def test_a_merge_keeps_rows_from_the_cutoff_on() -> None:
-    store, table = MemoryStore(), config()
-    files = [store_file(store, table, EDGE, name=name) for name in "ab"]
-    done = compact_rows(
-        ExpiringTimeKeyTable(table, store),
-        files,
-        lambda suffix: StatePath("c" + suffix),
-        ALL_KEYS,
-        cutoff_micros=5,
-        from_oldest=True,
-    )
-    assert done.dropped == {"rows older than the retention": 2}
-    (merged,) = ExpiringTimeKeyTable(table, store).read(done.outputs, ALL_KEYS)
-    assert times_of(merged.rows) == EDGE[1:] * 2
 
 
 def test_row_groups_that_are_too_old_are_not_read_and_the_edge_is() -> None:

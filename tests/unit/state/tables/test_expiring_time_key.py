@@ -25,10 +25,10 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
+from tests.formats import TimeFile
 from tests.jobs import as_multiset
 
 SCHEMA = pa.schema(

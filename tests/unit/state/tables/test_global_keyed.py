@@ -26,12 +26,11 @@ from arroyo_dagster.state import (
     global_table_config_with_version,
     range_for_server,
 )
-from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
-from arroyo_dagster.state.model.layout import is_compacted
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
+from tests.formats import encode_pairs, encode_rows
+from tests.stores import Wrapper
 
 CONFIG = global_table_config("g", key=str, value=int)
 _NUMBERS = itertools.count()
@@ -64,11 +63,6 @@ class Subtask:
         self.checkpointer = self.table.checkpoint(FILES)
         self.files.extend(report.paths)
         return report.paths
-
-    def reloaded(self) -> dict[Any, Any]:
-        view: GlobalKeyedView[Any, Any] = GlobalKeyedView(self.table, str, int, lambda _: None)
-        view.follow(self.files)
-        return view.get_all()
 
 
 @pytest.fixture
@@ -164,25 +158,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
 
 
 # ---- merging files -------------------------------------------------------------------------------
-
-
-def test_files_merged_behind_others_keep_their_removals(store: MemoryStore) -> None:
-    subtask = Subtask(store)
-    subtask.view.insert_many([("a", 1), ("b", 2)])
-    subtask.write()
-    oldest = list(subtask.files)
-    subtask.view.remove("a")
-    subtask.view.insert("c", 3)
-    subtask.write()
-    subtask.view.insert("c", 4)
-    subtask.write()
-    younger = subtask.files[len(oldest) :]
-    done = subtask.table.compact_data(younger, name_file, from_oldest=False)
-    assert len(done.merged.output_paths) == 2
-    assert all(is_compacted(path) for path in done.merged.output_paths)
-    for order in (done.merged.output_paths, done.merged.output_paths[::-1]):
-        subtask.files = [*oldest, *order]
-        assert subtask.reloaded() == {"b": 2, "c": 4}
 
 
 # ---- versions ------------------------------------------------------------------------------------

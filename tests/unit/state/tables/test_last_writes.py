@@ -16,12 +16,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.digest import value_codes
 from arroyo_dagster.state.model.compaction import PairsMerge
-from arroyo_dagster.state.tables.last_writes import (
-    REMOVED,
-    CodedPairs,
-    LastWrites,
-    SharedHash,
-)
+from arroyo_dagster.state.tables.last_writes import CodedPairs, LastWrites
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
 
@@ -38,22 +33,6 @@ def last_writes(files: list[tuple[int, Writes]], bits: int, *, exact: bool) -> L
     for version, writes in reversed(files):
         found.add(coded(version, writes, bits))
     return found
-
-
-def test_another_value_of_a_key_is_another_digest() -> None:
-    digests = {
-        last_writes([(version, [(b"k", value)])], 63, exact=False).digest(removals=True)
-        for version, value in [(0, b"a"), (0, b"b"), (1, b"a"), (REMOVED, b"a")]
-    }
-    assert len(digests) == 4
-
-
-def test_two_keys_of_one_hash_are_told_apart() -> None:
-    """The second, met later, is not taken for an older write of the first."""
-    with pytest.raises(SharedHash):
-        last_writes([(0, [(b"a", b"1")]), (0, [(b"b", b"2")])], 0, exact=False)
-    found = last_writes([(0, [(b"a", b"1")]), (0, [(b"b", b"2")])], 0, exact=True)
-    assert len(found) == 2
 
 
 def test_a_merge_of_keys_that_share_a_hash_counts_every_row(

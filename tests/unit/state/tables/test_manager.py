@@ -33,11 +33,10 @@ from arroyo_dagster.state import (
     global_table_config_with_version,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.tables.registration import check_tables
 from tests.faulty_stores import FaultInjecting
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles, SubtaskCheckpoint
+from tests.internals import merge_operator
 from tests.jobs import as_multiset, listing
 
 G, T = TableName("g"), TableName("t")
@@ -226,35 +225,6 @@ def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore)
 
 
 # ---- following what was published ----------------------------------------------------------------
-
-
-def test_rows_expire_while_a_manager_is_behind_though_no_file_is_new(
-    store: MemoryStore, job: Job
-) -> None:
-    ahead, behind = manager(store), manager(store)
-    kept(ahead).insert(at(("a", 5), ("a", 50)))
-    first = job.write(ahead, watermark=5)
-    assert ahead.follow(first)
-    assert behind.follow(first)
-    assert len(kept(behind)) == 2
-    assert ahead.follow(job.write(ahead, watermark=30))
-    assert job.newest is not None
-    assert behind.follow(job.newest)
-    assert content(behind) == content(ahead) == content(manager(store, job.newest))
-    assert len(kept(behind)) == 1
-
-
-def test_an_attempt_that_wrote_nothing_takes_over_what_the_winner_wrote(
-    store: MemoryStore, job: Job
-) -> None:
-    idle, busy = manager(store), manager(store)
-    content(idle)
-    counts(busy).insert("a", 1)
-    kept(busy).insert(at(("a", 1)))
-    idle.checkpoint(1, 1, None, False)
-    published = job.write(busy)
-    assert idle.follow(published)
-    assert content(idle) == content(busy)
 
 
 @pytest.mark.parametrize("opened_before", [True, False])

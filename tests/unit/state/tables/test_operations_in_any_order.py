@@ -25,11 +25,11 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.operations import INSERT, encode_key, encode_operation
-from arroyo_dagster.state.model.tables import TimeFile
+from arroyo_dagster.state.codec.operations import encode_key
 from arroyo_dagster.state.tables.messages import RecordBatch
 from arroyo_dagster.state.tables.table import EpochFiles
 from tests.fabricated import compact_rows
+from tests.formats import INSERT, TimeFile, encode_operation
 from tests.jobs import as_multiset
 from tests.shares import some_of
 

@@ -36,9 +36,9 @@ from arroyo_dagster.state import (
     timestamp_table_config,
 )
 from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
-from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from tests.fabricated import compact_rows
+from tests.formats import ExpiringTimeKeyFiles
+from tests.internals import merge_operator
 from tests.jobs import as_multiset
 
 T, OP, GEN = TableName("t"), OperatorId("o"), WorkerGeneration(1)

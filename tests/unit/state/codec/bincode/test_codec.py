@@ -14,7 +14,7 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import codec_for
 from arroyo_dagster.state.codec.bincode.codec import MAX_EMPTY_ITEMS, decode, encode
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 NANOS = 10**9
 
@@ -100,12 +100,10 @@ class FileState:
 
 
 OPERATION = t.EnumOf(
-    "Operation",
-    (t.Variant("Insert", t.describe(Insert)), t.Variant("Delete", t.describe(Delete))),
+    "Operation", (t.Variant("Insert", t.describe(Insert)), t.Variant("Delete", t.describe(Delete)))
 )
 READ_STATE = t.EnumOf(
-    "FileReadState",
-    (t.Variant("Finished", t.UNIT), t.Variant("RecordsRead", t.Primitive("usize"))),
+    "FileReadState", (t.Variant("Finished", t.UNIT), t.Variant("RecordsRead", t.Primitive("usize")))
 )
 KINESIS_OFFSET = t.EnumOf(
     "KinesisOffset",
@@ -180,11 +178,7 @@ VECTORS: list[tuple[Any, Any, str]] = [
         "fc 04 31 e3 50 00 fc 80 2d e3 50 00",
     ),
     (t.OptionOf(t.TimeOf("system_time")), 1357035300 * NANOS, "01 fc 24 b7 e2 50 00"),
-    (
-        ImpulseState,
-        ImpulseState(182, 1795225382292863173),
-        "b6 fc 26 f7 00 6b fc c5 bc 74 11",
-    ),
+    (ImpulseState, ImpulseState(182, 1795225382292863173), "b6 fc 26 f7 00 6b fc c5 bc 74 11"),
     (tuple[t.USize, list[str]], (6, []), "06 00"),
     (OPERATION, Insert(), "00"),
     (OPERATION, Delete(b"k"), "01 01 6b"),

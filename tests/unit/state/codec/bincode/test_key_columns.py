@@ -8,12 +8,8 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state import DeleteKey
-from arroyo_dagster.state.codec.operations import (
-    decode_operation,
-    delete_keys_of,
-    encode_key,
-    encode_operation,
-)
+from arroyo_dagster.state.codec.operations import decode_operation, delete_keys_of, encode_key
+from tests.formats import encode_operation
 
 _EDGES = [0, 1, 125, 126, 250, 251, 255, 2**15, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 2**32]
 VALUES: list[tuple[pa.DataType, list[Any]]] = [

@@ -11,7 +11,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import HashVariant, hash_key, key_hashes, matching_variants
-from arroyo_dagster.state.model import types as t
+from tests.formats import types as t
 
 NS = pa.timestamp("ns")
 WINDOW = pa.struct([("start", NS), ("end", NS)])
@@ -140,12 +140,7 @@ VARIANTS: list[tuple[pa.DataType, Any, int, int]] = [
         7347672882475951722,
         11667219995175993940,
     ),
-    (
-        pa.decimal256(76, 0),
-        Decimal(7 - 3 * 2**128),
-        3490453432822995111,
-        14685882170515355440,
-    ),
+    (pa.decimal256(76, 0), Decimal(7 - 3 * 2**128), 3490453432822995111, 14685882170515355440),
     (pa.month_day_nano_interval(), (-1, 2, -3), 17476545492234068354, 8458481467867488791),
     (pa.string(), "abc", 650548222058631080, 8699134442567446475),
     (pa.string(), 0, 13417961194849879456, 12373624335915152300),

@@ -19,15 +19,10 @@ from arroyo_dagster import (
     WriteProtected,
 )
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
-from arroyo_dagster.state.operations.catalog.changes import (
-    FleetChanges,
-    FleetCursor,
-    PollOptions,
-    poll_fleet,
-)
-from arroyo_dagster.state.storage.store import Listing
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.operations.catalog.changes import FleetChanges, PollOptions, poll_fleet
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.internals import FleetCursor
+from tests.stores import Listing, Wrapper
 
 ONE = protocol_job("words")
 OLD = legacy_job("old")

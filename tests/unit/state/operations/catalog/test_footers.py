@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster import Checkpoint, MemoryStore, ObjectStore, ParquetBackend, list_jobs
-from arroyo_dagster.errors import ConflictError, StorageError
+from arroyo_dagster import Checkpoint, MemoryStore, ObjectStore
+from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.operations.catalog.footers import (
     check_files_exist,
     check_newest,
@@ -26,10 +26,6 @@ def written() -> MemoryStore:
 @pytest.fixture
 def store(written: MemoryStore) -> MemoryStore:
     return copied(written)
-
-
-def newest(store: ObjectStore) -> Checkpoint:
-    return ParquetBackend(store, list_jobs(store)[0]).load()
 
 
 def codes(verdict: Verdict) -> list[str]:
@@ -72,15 +68,3 @@ def test_an_epoch_that_expires_while_it_is_looked_at_is_no_finding() -> None:
 
     with pytest.raises(ConflictError, match="faster than"):
         check_newest(store, job.paths, hopeless)
-
-
-def test_a_store_that_fails_is_no_finding_about_the_job() -> None:
-    store = MemoryStore()
-    job = Written(store, protocol_job("p"))
-    job.epochs(1)
-
-    def check(store: ObjectStore, checkpoint: Checkpoint) -> Verdict:
-        raise StorageError("down")
-
-    with pytest.raises(StorageError):
-        check_newest(store, job.paths, check)

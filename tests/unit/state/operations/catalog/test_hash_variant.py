@@ -14,12 +14,10 @@ from arroyo_dagster import (
     find_hash_variant,
     key_hashes,
 )
-from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
-from arroyo_dagster.state.operations.catalog.query import load_epoch
-from arroyo_dagster.state.storage import Counting
+from tests.formats import ExpiringTimeKeyConfig, decode_file, encode_rows
+from tests.internals import load_epoch
 from tests.jobs import run_word_job, word_job
+from tests.stores import Counting
 
 
 @pytest.fixture
@@ -75,19 +73,3 @@ def test_keys_of_no_build_are_named_with_their_file(store: MemoryStore) -> None:
     found = find_hash_variant(store, checkpoint)
     assert (found.possible, found.variant, found.against) == ((), None, path)
     assert path in found.summary
-
-
-def test_a_broken_or_missing_file_is_an_error(store: MemoryStore) -> None:
-    checkpoint = loaded(store)
-    path, _ = keyed_files(checkpoint)[0]
-    whole, _ = decode_file(store.read(path), path)
-    store.put(path, encode_rows(whole.drop_columns(["_operation"])))
-    with pytest.raises(FormatError, match="do not match its table"):
-        find_hash_variant(store, checkpoint)
-    store.put(path, b"PAR1 cut off")
-    with pytest.raises(FormatError, match="decode as Parquet") as caught:
-        find_hash_variant(store, checkpoint)
-    assert caught.value.facts["path"] == path
-    store.delete_many([path])
-    with pytest.raises(NotFoundError):
-        find_hash_variant(store, checkpoint)

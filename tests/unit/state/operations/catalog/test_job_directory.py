@@ -10,13 +10,10 @@ import pytest
 
 from arroyo_dagster import JobId, JobPaths, PipelineId
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.operations.catalog.job_directory import (
-    AssumedJobs,
-    open_directory,
-    read_assumed,
-)
+from arroyo_dagster.state.operations.catalog.job_directory import read_assumed
 from tests.compat.arroyo import DATA
+from tests.formats import JobCondition
+from tests.internals import AssumedJobs, open_directory
 from tests.loopback import replaying, serving
 
 JOINS = JobPaths(JobId("job_d14OMmRXhf"))

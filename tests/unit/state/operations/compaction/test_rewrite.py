@@ -411,9 +411,7 @@ def test_who_holds_the_lease_is_not_waited_for_unless_asked_to(act: Any) -> None
 
 
 @LAYOUTS
-def test_what_somebody_did_while_the_lease_was_waited_for_is_not_done_again(
-    layout: Layout,
-) -> None:
+def test_what_somebody_did_while_the_lease_was_waited_for_is_not_done_again(layout: Layout) -> None:
     job = begun(layout, epochs=2)
     held = contextlib.ExitStack()
     held.enter_context(lease(job.store, job.paths, "somebody"))

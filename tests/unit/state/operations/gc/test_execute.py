@@ -18,13 +18,11 @@ from arroyo_dagster import (
     run_gc,
 )
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.model.garbage import GcPlan
-from arroyo_dagster.state.operations.gc.journal import read_journal
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectInfo
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
+from tests.formats import GcPlan
 from tests.gc_jobs import Clock, expiry, orphans, whole, without_ours
+from tests.internals import Pace, read_journal
+from tests.stores import DeleteOutcome, ObjectInfo, Wrapper
 
 PATHS = protocol_job("p")
 STOPPED = {"p/main": "stopped"}

@@ -9,7 +9,6 @@ import pytest
 from arroyo_dagster import GcOptions, GcOutcome, MemoryStore, ObjectStore, StatePath, run_gc
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.journal import RunHeader
-from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.operations.gc.fate import (
     Fate,
     FateState,
@@ -18,11 +17,11 @@ from arroyo_dagster.state.operations.gc.fate import (
     job_of_object,
     path_of_object,
 )
-from arroyo_dagster.state.operations.gc.journal import Journal, read_journal
-from arroyo_dagster.state.operations.gc.quarantine import purge
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
+from arroyo_dagster.state.operations.gc.journal import Journal
 from tests.fleets import Written, protocol_job
+from tests.formats import StoredObject
 from tests.gc_jobs import Clock, orphans
+from tests.internals import UndeleteOptions, purge, read_journal, run_undelete
 
 PATHS = protocol_job("p")
 STOPPED = {str(PATHS.root): "stopped"}
@@ -160,7 +159,7 @@ def test_damaged_parts_are_named_and_the_rest_is_answered() -> None:
 
 @pytest.mark.parametrize("name", ["a b", "ü", "a%2Fb", 'a"b', "😀"])
 def test_names_are_found_as_metadata_and_as_the_store_has_them(name: str) -> None:
-    from arroyo_dagster.state.storage.names import encode_path
+    from tests.stores import encode_path
 
     store, clock = MemoryStore(), Clock()
     Written(store, PATHS, start=clock.micros).epochs(2)

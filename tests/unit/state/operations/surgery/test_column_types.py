@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster import HashVariant, Layout, OperatorId, ParquetBackend, timestamp_table_config
-from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.operations.surgery.column_types import column_errors, fits
 from arroyo_dagster.state.operations.surgery.computed_rows import TableTarget
 from tests.evolved_jobs import sql_job
+from tests.formats import ExpiringTimeKeyConfig, memory_schema
 
 MOMENT = dt.datetime(2026, 11, 24, 10, tzinfo=dt.UTC)
 WINDOW = {"start": MOMENT, "end": MOMENT}

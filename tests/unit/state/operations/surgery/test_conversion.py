@@ -7,16 +7,14 @@ import pytest
 
 from arroyo_dagster import Epoch, MemoryStore, OperatorId, StatePath, TableConfig
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.codec.parquet import BATCH_ROWS, RowsEncoder, encode_rows
+from arroyo_dagster.state.codec.parquet import BATCH_ROWS, RowsEncoder
 from arroyo_dagster.state.codec.row_groups import DataFile
-from arroyo_dagster.state.codec.schema import file_schema
-from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.operations.surgery.conversion import RowConversion, convert_file
 from arroyo_dagster.state.planning.surgery.columns import ColumnMap, map_columns
 from arroyo_dagster.state.tables.data_files import SLICE_ROWS
 from tests.arroyo_jobs import as_stored, table_rows
 from tests.evolved_jobs import COUNT, LEAST, SUM, TIME, Sql, schema_of
+from tests.formats import ExpiringTimeKeyConfig, Overrides, TimeFile, encode_rows, file_schema
 from tests.surgery_jobs import NANOS
 
 OLD, NEW = StatePath("job_a/old"), StatePath("job_b/new")
@@ -116,30 +114,3 @@ def test_a_file_that_reads_back_in_another_order_is_refused() -> None:
     conversion = RowConversion(source=theirs, target=target, columns=columns)
     with pytest.raises(ProtocolError, match="reads back different"):
         convert_file(store, Reordering(), file, NEW, conversion)
-
-
-def test_a_file_without_a_row_left_is_not_written() -> None:
-    sql = Sql()
-    batches = config_of(sql.config("b"))
-    columns = map_columns(batches, batches, OperatorId("agg_1"), Overrides())
-    assert isinstance(columns, ColumnMap)
-    schema = schema_of(
-        (
-            sql.key,
-            ("accumulator", pa.uint32(), False),
-            ("args_row", pa.binary(), False),
-            ("count", pa.uint64(), False),
-            TIME,
-        )
-    )
-    rows = as_stored(sql.config("b"), table_rows(schema, [["k"], [1], [b"x"], [1], [NANOS], [1]]))
-    encoder = RowsEncoder(file_schema(batches))
-    encoder.write(rows)
-    store = MemoryStore()
-    store.put(OLD, encoder.finish())
-    file = TimeFile(
-        epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
-    )
-    conversion = RowConversion(source=batches, target=batches, columns=columns, accumulators={2: 2})
-    assert convert_file(store, store, file, NEW, conversion) is None
-    assert store.head(NEW) is None

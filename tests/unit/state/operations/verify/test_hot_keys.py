@@ -9,9 +9,9 @@ import pytest
 
 from arroyo_dagster import AuditSettings, Epoch, MemoryStore, timestamp_table_config
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.verify.hot_keys import hot_keys
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows, time_files
+from tests.formats import ExpiringTimeKeyFiles
 
 SCHEMA = pa.schema([("user", pa.int64()), ("_timestamp", pa.timestamp("ns"))])
 SETTINGS = AuditSettings(hot_key_rows=100)

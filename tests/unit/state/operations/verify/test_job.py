@@ -159,6 +159,6 @@ def verify_paths(store: MemoryStore) -> list[StatePath]:
 
 
 def rows_of(store: MemoryStore, path: StatePath) -> pa.Table:
-    from arroyo_dagster.state.codec.parquet import decode_file
+    from tests.formats import decode_file
 
     return decode_file(store.read(path), path)[0]

@@ -25,20 +25,18 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.model.checkpoints import RunProgress
-from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs, MergedRows
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
+from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
+from arroyo_dagster.state.planning.compaction.plan import ARROYO_JOB, most_outputs, plan_merges
+from tests.formats import (
+    MAX_ROUTING_KEY,
+    CompactionRecord,
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
+    MergedPairs,
+    MergedRows,
+    RunProgress,
     TableFiles,
     TimeFile,
-)
-from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
-from arroyo_dagster.state.planning.compaction.plan import (
-    ARROYO_JOB,
-    most_outputs,
-    plan_merges,
 )
 from tests.unit.state.planning import values
 

@@ -10,25 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import (
-    SKEW_MICROS,
-    EpochRoot,
-    GcPlan,
-    JobPins,
-    Pin,
+from arroyo_dagster.state import (
+    CheckpointState,
+    Epoch,
+    JobPaths,
+    OperatorId,
     PlanKind,
-    Quarantined,
     Retention,
-    Roots,
+    StatePath,
+    WorkerGeneration,
 )
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.garbage import EpochRoot
 from arroyo_dagster.state.planning.gc.epoch_roots import unreadable_objects
 from arroyo_dagster.state.planning.gc.expiry import in_safe_groups, plan_expiry, plan_own_expiry
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
+from tests.formats import (
+    SKEW_MICROS,
+    GcPlan,
+    JobCondition,
+    JobPins,
+    Packed,
+    Pin,
+    Quarantined,
+    Roots,
+)
 from tests.unit.state.planning.gc.test_orphans import (
     LEGACY,
     NOW,

@@ -10,37 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
+from arroyo_dagster.state import (
+    CheckpointState,
+    Epoch,
+    JobId,
+    JobPaths,
+    OperatorId,
+    PipelineId,
+    PlanKind,
+    Retention,
+    StatePath,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.model.garbage import (
     DAY_MICROS,
     GRACE_MICROS,
     MARGIN_MICROS,
-    SKEW_MICROS,
     EpochRoot,
-    PlanKind,
-    Quarantined,
-    Retention,
     Root,
-    Roots,
 )
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    PipelineId,
-    StatePath,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.job_facts import (
-    Absence,
-    JobAnswer,
-    JobCondition,
-    JobFacts,
-    SourceAnswer,
-    merge_answers,
-)
-from arroyo_dagster.state.model.layout import JobPaths, staged_name
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
+from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
+from arroyo_dagster.state.model.layout import staged_name
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
 from arroyo_dagster.state.planning.gc.orphans import (
     Reason,
@@ -53,6 +43,19 @@ from arroyo_dagster.state.planning.gc.orphans import (
 from arroyo_dagster.state.planning.gc.reachability import written_with
 from arroyo_dagster.state.planning.gc.safety_checks import why_dead
 from arroyo_dagster.state.planning.restore.recovery import marker_path
+from tests.formats import (
+    SKEW_MICROS,
+    Absence,
+    JobCondition,
+    JobFacts,
+    ObjectKind,
+    Packed,
+    Quarantined,
+    Roots,
+    SourceAnswer,
+    StoredObject,
+    object_name,
+)
 
 PROTOCOL = JobPaths(JobId("j"), PipelineId("p"))
 LEGACY = JobPaths(JobId("j"))
@@ -635,13 +638,9 @@ FILES = [data(PROTOCOL, number) for number in range(1, 7)]
     legacy=st.booleans(),
 )
 def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
-    listed: list[set[StatePath]],
-    keep: int | None,
-    young: int | None,
-    pins: set[int],
-    legacy: bool,
+    listed: list[set[StatePath]], keep: int | None, young: int | None, pins: set[int], legacy: bool
 ) -> None:
-    from arroyo_dagster.state.model.garbage import JobPins, Pin
+    from tests.formats import JobPins, Pin
 
     if keep is None and young is None:
         keep = 2

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
-from arroyo_dagster.state.model.garbage import (
-    MARGIN_MICROS,
-    JobPins,
-    Pin,
-    Quarantined,
-    Root,
-    Roots,
+from arroyo_dagster.state import (
+    CheckpointState,
+    Epoch,
+    JobPaths,
+    OperatorId,
+    StatePath,
+    WorkerGeneration,
 )
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.objects import Packed, StoredObject
+from arroyo_dagster.state.model.checkpoints import LostObject
+from arroyo_dagster.state.model.garbage import MARGIN_MICROS, Root
+from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.planning.gc.reachability import (
     check_aliases,
     check_nothing_lost,
@@ -36,6 +34,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     referenced_by,
     written_with,
 )
+from tests.formats import JobCondition, JobPins, Packed, Pin, Quarantined, Roots, StoredObject
 from tests.unit.state.planning.gc.test_orphans import (
     HEAD_BEGAN,
     LEGACY,

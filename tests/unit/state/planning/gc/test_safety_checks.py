@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import SKEW_MICROS, Roots
-from arroyo_dagster.state.model.ids import Epoch, JobId
-from arroyo_dagster.state.model.job_facts import (
-    Absence,
-    CheckpointFacts,
-    JobAnswer,
-    JobCondition,
-    JobFacts,
-    SourceAnswer,
-    merge_answers,
-)
+from arroyo_dagster.state import CheckpointState, Epoch, JobId
+from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.planning.gc.safety_checks import (
     at_rest,
     check_clock,
@@ -29,6 +19,15 @@ from arroyo_dagster.state.planning.gc.safety_checks import (
     check_store_clock,
     newest_restorable,
     why_dead,
+)
+from tests.formats import (
+    SKEW_MICROS,
+    Absence,
+    CheckpointFacts,
+    JobCondition,
+    JobFacts,
+    Roots,
+    SourceAnswer,
 )
 from tests.unit.state.planning.gc.test_orphans import (
     LEGACY,

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
-from arroyo_dagster.state.model.garbage import JobPins, Pin
-from arroyo_dagster.state.model.health import EpochFigures, HealthLimits, TableFigures
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
-from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    Epoch,
+    HealthLimits,
+    JobId,
+    StatePath,
     TableConfig,
+    TableName,
 )
+from arroyo_dagster.state.model.health import EpochFigures, TableFigures
 from arroyo_dagster.state.planning.health_checks.facts import (
     FileAtEpoch,
     Found,
@@ -26,15 +27,11 @@ from arroyo_dagster.state.planning.health_checks.facts import (
     epochs_to_read,
     missing_evidence,
 )
-from arroyo_dagster.state.planning.rules import (
-    HEALTH_RULES,
-    RULE_OF,
-    job_lines,
-    judge_job,
-)
+from arroyo_dagster.state.planning.rules import HEALTH_RULES, RULE_OF, job_lines, judge_job
 from arroyo_dagster.state.planning.verify.checks import StoredFile
 from arroyo_dagster.state.planning.verify.findings import warning
 from arroyo_dagster.state.planning.verify.fleet import JobAge
+from tests.formats import MAX_ROUTING_KEY, ExpiringTimeKeyFiles, JobCondition, JobPins, Pin
 from tests.unit.state.planning import values
 
 SECOND = 1_000_000
@@ -208,19 +205,13 @@ SICK = {
         "routing_keys_balanced",
         healthy(files=[file(0, rows=200_000), file(1), file(2), file(3)]),
     ),
-    "columns-changed": (
-        "columns_unchanged",
-        healthy(files=[file(0, columns="k: int32"), file(1)]),
-    ),
+    "columns-changed": ("columns_unchanged", healthy(files=[file(0, columns="k: int32"), file(1)])),
     "rows-past-retention": ("retention_kept", healthy(files=EXPIRED)),
     "timestamps-in-future": (
         "timestamps_plausible",
         healthy(files=[file(0, max_timestamp_micros=START + EPOCHS * INTERVAL + 3 * DAY), file(1)]),
     ),
-    "read-amplification": (
-        "read_amplification_low",
-        healthy(files=WIDE),
-    ),
+    "read-amplification": ("read_amplification_low", healthy(files=WIDE)),
     "write-amplification": (
         "write_amplification_low",
         healthy(epochs=[row(one, new_size_bytes=90 * MIB) for one in range(1, EPOCHS + 1)]),

@@ -16,30 +16,27 @@ from arroyo_dagster.state import (
     StatePath,
     TableConfig,
     TableName,
-    range_for_server,
 )
 from arroyo_dagster.state.model.checkpoints import (
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
-    LegacyCheckpoint,
-    SubtaskCheckpoint,
     TableReport,
-)
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
-    GlobalKeyedFiles,
-    TimeFile,
 )
 from arroyo_dagster.state.planning.restore.checkpoint import (
     carry_operator,
-    cutoff_micros,
-    files_to_carry,
     incomplete,
-    merge_operator,
     merged_needs_commit,
 )
+from tests.formats import (
+    MAX_ROUTING_KEY,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    LegacyCheckpoint,
+    SubtaskCheckpoint,
+    TimeFile,
+)
+from tests.internals import merge_operator
 from tests.unit.state.planning import values
 
 JOB, OP, G, T = JobId("j"), OperatorId("o"), TableName("g"), TableName("t")
@@ -117,12 +114,6 @@ def test_subtasks_that_disagree_on_a_table_are_refused() -> None:
         merged(wrong, other)
 
 
-def test_a_global_table_lists_what_was_there_then_new_files_by_subtask_removals_first() -> None:
-    before = merged(report(0, wrote("old1")), report(1, wrote("old2")))
-    now = merged(report(1, wrote("b", "b-removed")), report(0, wrote("a")), previous=before)
-    assert paths(now, G) == ("old1", "old2", "a", "b-removed", "b")
-
-
 def test_commit_data_is_kept_by_subtask_even_when_it_is_empty() -> None:
     first: dict[TableName, TableReport] = {G: GlobalKeyedReport(commit_data=b"")}
     operator = merged(report(0, first, config=COMMITS), report(1, wrote(), config=COMMITS))
@@ -141,53 +132,9 @@ def test_commit_data_of_the_epoch_before_is_not_carried_on() -> None:
     assert now.needs_commit
 
 
-def test_an_expiring_table_lists_each_file_once_in_the_order_of_the_epoch_before() -> None:
-    a, b, c, d = (time_file(name, 100) for name in "abcd")
-    before = merged(report(0, listed(a, b, c)))
-    now = merged(report(0, listed(c, a, d)), report(1, listed(b, a)), previous=before)
-    assert paths(now, T) == ("a", "b", "c", "d")
-
-
-def test_files_wholly_below_the_cutoff_of_the_smallest_watermark_expire() -> None:
-    files = [time_file("old", 9), time_file("edge", 10), time_file("new", 11)]
-    now = merged(report(0, listed(*files), watermark=20), report(1, listed(*files), watermark=90))
-    assert paths(now, T) == ("edge", "new")
-
-
 def test_nothing_expires_while_a_subtask_has_no_watermark() -> None:
     now = merged(report(0, listed(time_file("old", 1)), watermark=90), report(1))
     assert paths(now, T) == ("old",)
-
-
-def test_an_expiring_table_that_nobody_lists_is_absent_with_its_configuration() -> None:
-    before = merged(report(0, listed(time_file("f", 1))))
-    now = merged(report(0), previous=before)
-    assert (now.tables, now.configs) == ({}, {})
-    gone = merged(report(0, listed(time_file("f", 1)), watermark=1000), previous=before)
-    assert (gone.tables, gone.configs) == ({}, {})
-
-
-@pytest.mark.parametrize(
-    ("watermark", "retention", "cutoff"),
-    [(None, 0, 0), (None, 5, 0), (3, 5, 0), (5, 5, 0), (9, 5, 4), (9, 0, 9)],
-)
-def test_the_cutoff_is_the_watermark_minus_the_retention_and_never_below_zero(
-    watermark: int | None, retention: int, cutoff: int
-) -> None:
-    assert cutoff_micros(watermark, retention) == cutoff
-
-
-def test_a_subtask_carries_on_what_touches_its_keys_and_is_not_expired() -> None:
-    mine = range_for_server(1, 4)
-    files = [
-        time_file("below", 9, 0, mine.start - 1),
-        time_file("touches", 9, 0, mine.start),
-        time_file("above", 9, mine.end + 1, MAX_ROUTING_KEY),
-        time_file("inside", 9, mine.start + 5, mine.end),
-        time_file("around", 9),
-        time_file("expired", 8),
-    ]
-    assert [f.path for f in files_to_carry(files, 9, mine)] == ["touches", "inside", "around"]
 
 
 def test_an_operator_that_left_the_pipeline_keeps_its_files_and_commits_nothing_again() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from arroyo_dagster.state import Epoch, JobId, JobPaths, OperatorId, PipelineId, WorkerGeneration
-from arroyo_dagster.state.model.checkpoints import RunProgress
 from arroyo_dagster.state.planning.restore.lost_metadata import (
     EpochObjects,
     NamedTables,
@@ -19,6 +18,7 @@ from arroyo_dagster.state.planning.restore.lost_metadata import (
     lost_epochs,
     lost_metadata,
 )
+from tests.formats import RunProgress
 from tests.unit.state.planning.values import checkpoint, operator, pairs
 
 LEGACY = JobPaths(JobId("job"))
@@ -39,7 +39,6 @@ class Ids:
 # ---- ids -----------------------------------------------------------------------------------------
 
 DIRECTORY = "checkpoints/checkpoint-0000007"
-IN_GENERATION = f"pl/job/generations/2/{DIRECTORY}"
 
 
 @pytest.mark.parametrize(

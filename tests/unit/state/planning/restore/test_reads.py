@@ -5,27 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import (
-    Checkpoint,
-    Epoch,
-    JobId,
-    JobPaths,
-    KeyRange,
-    OperatorCheckpoint,
-    PipelineId,
-    StatePath,
-    TableConfig,
-    TableName,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.checkpoints import RunProgress
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
-    TimeFile,
-)
+from arroyo_dagster.state import Checkpoint, Epoch, OperatorCheckpoint, WorkerGeneration
 from arroyo_dagster.state.planning.restore.reads import (
     Attempt,
     Level,
@@ -33,12 +13,10 @@ from arroyo_dagster.state.planning.restore.reads import (
     is_at_rest,
     jobs_in,
     plan_read,
-    restore_plan,
     unfinished_attempts,
 )
+from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, RunProgress, TimeFile
 from tests.unit.state.planning import values
-
-PROTOCOL = JobPaths(JobId("main"), PipelineId("words"))
 
 
 def level(*names: str) -> Level:
@@ -57,12 +35,7 @@ def test_layouts_are_told_apart_by_structure_not_by_name() -> None:
         "x/checkpoints": level("current-generation.json", "checkpoint-0000001/"),
         "job_3/checkpoints": level("metadata", "checkpoint-/", "checkpoint-1/"),
     }
-    assert [paths.root for paths in jobs_in(known)] == [
-        "job_2",
-        "pl_1/job_1",
-        "x",
-        "x/checkpoints",
-    ]
+    assert [paths.root for paths in jobs_in(known)] == ["job_2", "pl_1/job_1", "x", "x/checkpoints"]
 
 
 def checked(known: dict[str, Level], url: str) -> None:
@@ -101,15 +74,6 @@ def test_remains_of_expired_epochs_are_no_unfinished_attempts() -> None:
     assert unfinished_attempts(attempts, owners) == [attempt(6, 1), attempt(8, 2)]
 
 
-def operator(name: str, watermark: int | None = None, **tables: object) -> OperatorCheckpoint:
-    return values.operator(
-        name,
-        min_watermark_micros=watermark,
-        tables={TableName(t): GlobalKeyedFiles() for t in tables},
-        configs={TableName(t): values.pairs(t) for t in tables},
-    )
-
-
 def checkpoint(
     *operators: OperatorCheckpoint, final: bool | None = None, generation: int = 2
 ) -> Checkpoint:
@@ -146,70 +110,9 @@ def config(*, generational: bool = False) -> ExpiringTimeKeyConfig:
     return values.expiring("t", 5, generational=generational)
 
 
-def test_a_read_takes_the_files_of_its_keys_that_are_not_expired_in_replay_order() -> None:
-    plan = plan_read(config(), FILES, 12)
-    assert [file.path for file in plan.files] == ["b", "c"]
-    assert plan.cutoff_micros == 7
-    one = plan_read(config(), FILES, 9, KeyRange(6, 19))
-    assert [file.path for file in one.files] == ["b", "a"]
-
-
-def test_without_a_watermark_nothing_has_expired() -> None:
-    plan = plan_read(config(), FILES, None)
-    assert (len(plan.files), plan.cutoff_micros) == (3, 0)
-
-
 def test_arroyo_reads_generational_tables_whole_and_we_do_not() -> None:
     assert len(plan_read(config(generational=True), FILES, 100, managed=False).files) == 3
     assert plan_read(config(generational=True), FILES, 100).files == ()
 
 
 # ---- what a restore opens ------------------------------------------------------------------------
-
-
-def restored(parallelism: int = 2) -> Checkpoint:
-    """One operator with a global keyed table of two files and an expiring one of three."""
-    counts, rows = TableName("counts"), TableName("rows")
-    half = MAX_ROUTING_KEY // 2
-    files = (
-        time_file("low", 100, 0, half),
-        time_file("high", 100, half + 1, MAX_ROUTING_KEY),
-        time_file("expired", 5, 0, MAX_ROUTING_KEY),
-    )
-    operator = values.operator(
-        parallelism=parallelism,
-        min_watermark_micros=100,
-        tables={
-            counts: GlobalKeyedFiles(files=(StatePath("a"), StatePath("b"))),
-            rows: ExpiringTimeKeyFiles(files=files),
-        },
-        configs={
-            counts: values.pairs("counts"),
-            rows: TableConfig(config=values.expiring("rows", 10)),
-        },
-    )
-    return values.checkpoint(operator)
-
-
-def test_each_subtask_opens_all_of_a_global_table_and_its_own_part_of_an_expiring_one() -> None:
-    plan = restore_plan(restored())
-    opened = [(read.table, read.subtask, read.files) for read in plan.reads]
-    assert opened == [
-        ("counts", 0, ("a", "b")),
-        ("counts", 1, ("a", "b")),
-        ("rows", 0, ("low",)),
-        ("rows", 1, ("high",)),
-    ]
-    assert [read.cutoff_micros for read in plan.reads] == [0, 0, 90, 90]
-    assert sum(len(read.files) for read in plan.reads) == 6
-    assert plan.files == ("a", "b", "low", "high")
-
-
-def test_a_restore_at_another_parallelism_splits_the_keys_otherwise() -> None:
-    plan = restore_plan(restored(), 3, sizes={StatePath("low"): 7, StatePath("a"): 2})
-    reads = [read for read in plan.reads if read.table == "rows"]
-    assert [read.files for read in reads] == [("low",), ("low", "high"), ("high",)]
-    assert reads[0].keys.end + 1 == reads[1].keys.start
-    assert [read.size_bytes for read in reads] == [7, 7, 0]
-    assert plan.size_bytes == 3 * 2 + 14
-    assert len({read.subtask for read in restore_plan(restored(), 1).reads}) == 1

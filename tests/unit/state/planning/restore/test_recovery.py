@@ -21,26 +21,14 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.checkpoints import (
-    CommittedMarker,
-    CurrentGeneration,
-    EpochRecord,
-    GenerationManifest,
-    LegacyCheckpoint,
-    Manifest,
-    RunProgress,
-)
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig, GlobalKeyedFiles
+from arroyo_dagster.state.model.checkpoints import CommittedMarker
 from arroyo_dagster.state.planning.restore.recovery import (
     CannotStart,
     CheckpointStanding,
-    Claim,
     Fenced,
     MetadataRecord,
     Need,
     RaiseFence,
-    Restore,
-    StartEmpty,
     answer_with,
     checkpoint_state,
     claim_of,
@@ -53,6 +41,17 @@ from arroyo_dagster.state.planning.restore.recovery import (
     resolve_with,
     standing,
 )
+from tests.formats import (
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    LegacyCheckpoint,
+    Manifest,
+    RunProgress,
+)
+from tests.internals import Claim, Restore, StartEmpty
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 

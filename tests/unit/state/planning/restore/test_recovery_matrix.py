@@ -12,8 +12,9 @@ import pytest
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state import Epoch, StatePath
-from arroyo_dagster.state.model.checkpoints import EpochRecord, Manifest
-from arroyo_dagster.state.planning.restore.recovery import CannotStart, Claim, Restore, StartEmpty
+from arroyo_dagster.state.planning.restore.recovery import CannotStart
+from tests.formats import EpochRecord, Manifest
+from tests.internals import Claim, Restore, StartEmpty
 from tests.unit.state.planning.restore.test_recovery import PATHS, World
 
 STARTING = 8
@@ -213,9 +214,7 @@ def test_every_situation_of_latest_and_base_is_resolved_as_arroyo_does(current: 
                     state(at, parent_of(parent)(at))
                     expected = expected or outcome(at, result, current=current)
             world.generation(
-                6,
-                latest=places[0].ref if latest else None,
-                base=places[1].ref if base else None,
+                6, latest=places[0].ref if latest else None, base=places[1].ref if base else None
             )
             expected = expected or (("restore", first, False) if earlier else "empty")
             fence = STARTING if current else STARTING + 1

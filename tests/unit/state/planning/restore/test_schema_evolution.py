@@ -8,8 +8,6 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state import Epoch, timestamp_table_config
-from arroyo_dagster.state.codec.schema import file_schema, memory_schema, schema_to_json
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.planning.restore.schema_evolution import (
     changed_in,
     columns_in,
@@ -17,6 +15,7 @@ from arroyo_dagster.state.planning.restore.schema_evolution import (
     how_to_read,
     noted,
 )
+from tests.formats import ExpiringTimeKeyConfig, file_schema, memory_schema, schema_to_json
 
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 K = pa.field("k", pa.string())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.planning.surgery.columns import aggregates_of, map_accumulators
 from tests.evolved_jobs import COUNT, MOST, SUM, SUMS, Sql
+from tests.formats import ExpiringTimeKeyConfig
 
 SELECTS = st.lists(st.booleans(), min_size=1, max_size=8)
 """For each aggregate whether it keeps its arguments."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import (
+from arroyo_dagster.state import (
+    AuditSettings,
+    Checkpoint,
     Epoch,
     JobId,
+    JobPaths,
     PipelineId,
     StatePath,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.planning.verify.audit import (
     AuditFacts,
     KeyCounts,
@@ -24,6 +23,7 @@ from arroyo_dagster.state.planning.verify.audit import (
     audit_findings,
     hot_key_finding,
 )
+from tests.formats import GlobalKeyedFiles
 from tests.unit.state.planning import values
 
 PATHS = JobPaths(JobId("main"), PipelineId("orders"))

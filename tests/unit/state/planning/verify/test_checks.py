@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
-    GlobalKeyedFiles,
+from arroyo_dagster.state import (
+    Checkpoint,
+    CheckpointState,
+    Epoch,
+    OperatorId,
+    StatePath,
     TableConfig,
+    TableName,
 )
-from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     ArrowColumn,
     JobAge,
@@ -25,6 +25,8 @@ from arroyo_dagster.state.planning.verify.checks import (
     files_exist,
     restorable,
 )
+from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles
+from tests.internals import restore_plan
 from tests.unit.state.planning import values
 
 SECOND = 1_000_000
@@ -95,10 +97,6 @@ def test_a_missing_file_and_an_empty_one_are_errors_that_name_them() -> None:
 # ---- restorable ----------------------------------------------------------------------------------
 
 
-def test_what_fits_is_restorable() -> None:
-    assert verdict_on(stored()) == (True, [])
-
-
 def test_an_epoch_that_is_committing_is_restorable_and_an_orphaned_one_is_not() -> None:
     assert verdict_on(stored(), checkpoint(CheckpointState.COMMITTING)) == (True, [])
     for state in ("INVISIBLE", "UNCLAIMED", "ORPHANED"):
@@ -138,15 +136,6 @@ def test_a_file_that_a_restore_opens_must_be_there_and_others_need_not() -> None
     files = stored()
     del files[TIMED]
     assert verdict_on(files, late) == (True, [])
-
-
-def test_a_table_without_its_configuration_is_an_error() -> None:
-    configs = {COUNTS: TableConfig(config=GlobalKeyedConfig(table=COUNTS))}
-    at = checkpoint(configs=configs)
-    assert verdict_on(stored(), at) == (False, ["table-configuration"])
-    wrong = {**configs, ROWS: TableConfig(config=GlobalKeyedConfig(table=ROWS))}
-    at = checkpoint(configs=wrong)
-    assert verdict_on(stored(), at) == (False, ["table-configuration"])
 
 
 # ---- every_job_recent ----------------------------------------------------------------------------

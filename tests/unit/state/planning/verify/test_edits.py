@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
+from arroyo_dagster.state import Checkpoint, Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.verify.edits import (
     concerns,
     edit_findings,
     explained_files,
     is_unfinished,
 )
+from tests.formats import GlobalKeyedFiles
 from tests.unit.state.planning import values
 
 ONE, TWO, LOST = StatePath("job/one"), StatePath("job/two"), StatePath("job/lost")
@@ -76,9 +75,7 @@ def listing(epoch: int, *names: str) -> Checkpoint:
     """An epoch with an operator that lists these files."""
     paths = tuple(StatePath(f"job/operator-op/{name}") for name in names)
     operator = values.operator(
-        job=JobId("job"),
-        epoch=Epoch(epoch),
-        tables={TableName("t"): GlobalKeyedFiles(files=paths)},
+        job=JobId("job"), epoch=Epoch(epoch), tables={TableName("t"): GlobalKeyedFiles(files=paths)}
     )
     return replace(EPOCH, epoch=Epoch(epoch), operators=(operator,))
 

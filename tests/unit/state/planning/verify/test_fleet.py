@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.planning.verify.findings import Finding, Severity
 from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
+from tests.formats import JobCondition
 
 SECOND = 1_000_000
 OLD = JobAge(job="old", epoch=4, finished_micros=10 * SECOND)

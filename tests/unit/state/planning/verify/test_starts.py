@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state.model.checkpoints import Checkpoint, RunProgress
-from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
-from arroyo_dagster.state.model.layout import JobPaths, rewritten_attempt
+from arroyo_dagster.state import Checkpoint, JobPaths, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import rewritten_attempt
 from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TimeFile
 from arroyo_dagster.state.planning.verify.edits import undone_files
 from arroyo_dagster.state.planning.verify.epochs import across_findings
 from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
+from tests.formats import GlobalKeyedFiles, RunProgress, TimeFile
 from tests.unit.state.planning.verify.test_verify import OPERATOR, checkpoint, entry, expiring
 
 REWRITTEN = rewritten_attempt("0" * 16)

@@ -6,37 +6,22 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from arroyo_dagster.state.model.checkpoints import (
+from arroyo_dagster.state import (
     Checkpoint,
-    CurrentGeneration,
-    EpochRecord,
-    Manifest,
-    RunProgress,
-)
-from arroyo_dagster.state.model.compaction import CompactionRecord, MergedPairs
-from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    JobPaths,
     OperatorId,
     PipelineId,
     StatePath,
+    TableConfig,
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    GlobalKeyedConfig,
-    GlobalKeyedFiles,
-    StoredSchema,
-    TableConfig,
-    TimeFile,
-)
-from arroyo_dagster.state.planning.restore.reads import restore_plan
-from arroyo_dagster.state.planning.restore.recovery import CannotStart, Restore, StartEmpty
+from arroyo_dagster.state.model.tables import StoredSchema
+from arroyo_dagster.state.planning.restore.recovery import CannotStart
 from arroyo_dagster.state.planning.verify.checks import ArrowColumn
-from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
+from arroyo_dagster.state.planning.verify.epochs import across_findings
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
     Footer,
@@ -46,7 +31,19 @@ from arroyo_dagster.state.planning.verify.files import (
 )
 from arroyo_dagster.state.planning.verify.findings import Finding
 from arroyo_dagster.state.planning.verify.protocol import ProtocolFacts, protocol_findings
-from arroyo_dagster.state.planning.verify.restore import owner_findings, subtask_restores
+from arroyo_dagster.state.planning.verify.restore import owner_findings
+from tests.formats import (
+    CurrentGeneration,
+    EpochRecord,
+    ExpiringTimeKeyConfig,
+    ExpiringTimeKeyFiles,
+    GlobalKeyedConfig,
+    GlobalKeyedFiles,
+    Manifest,
+    RunProgress,
+    TimeFile,
+)
+from tests.internals import Restore, StartEmpty, restore_plan
 from tests.unit.state.planning import values
 
 HALF = 2**63
@@ -107,11 +104,6 @@ def codes(found: Iterable[Finding]) -> list[str]:
 
 
 # ---- files ---------------------------------------------------------------------------------------
-
-
-def test_a_file_as_it_should_be_gives_nothing() -> None:
-    assert codes(file_findings(listed(), facts())) == []
-    assert codes(file_findings(listed(), FileFacts(size_bytes=1))) == []
 
 
 def test_row_counts_that_contradict_each_other_are_one_error() -> None:
@@ -215,20 +207,6 @@ def test_a_subtask_that_would_not_open_the_file_of_its_rows_is_found() -> None:
     assert codes(owner_findings(plan, found, {PATH})) == []
 
 
-def test_what_a_restore_costs_each_subtask() -> None:
-    wide = entry(max_timestamp_micros=900, max_routing_key=HALF)
-    at = checkpoint(rows=expiring(wide), pairs=GlobalKeyedFiles(files=(StatePath("j/p"),)))
-    found = {PATH: facts({"row_groups": (3, 2)}, live=(4, 1)), StatePath("j/p"): facts()}
-    costs = subtask_restores(restore_plan(at, 2), found)
-    assert [(one.table, one.subtask, one.rows, one.size_bytes, one.requests) for one in costs] == [
-        ("rows", 0, 4, 100, 4),
-        ("rows", 1, 1, 100, 4),
-        ("pairs", 0, 5, 100, 3),
-        ("pairs", 1, 5, 100, 3),
-    ]
-    assert [one.rows for one in subtask_restores(restore_plan(at, 2), {})] == [None] * 4
-
-
 # ---- epoch after epoch ---------------------------------------------------------------------------
 
 
@@ -246,13 +224,6 @@ def test_a_file_may_leave_the_list_when_it_expired_or_was_merged() -> None:
     merged = replace(kept, path=StatePath("j/merged"), compaction_generation=1)
     assert lost(before, checkpoint(3, rows=expiring(new, merged))) == [("file-doubled", "j/new")]
     assert lost(before, checkpoint(3, rows=expiring(merged))) == []
-
-
-def test_a_late_merge_does_not_explain_what_is_newer_than_its_inputs() -> None:
-    late = entry("j/late", epoch=Epoch(3), max_timestamp_micros=900)
-    merged = entry("j/m", epoch=Epoch(2), compaction_generation=1, max_timestamp_micros=900)
-    before = checkpoint(3, rows=expiring(late))
-    assert lost(before, checkpoint(4, rows=expiring(merged))) == [("file-lost", "j/late")]
 
 
 def test_the_same_entry_under_another_name_is_not_lost() -> None:
@@ -350,10 +321,6 @@ def edited(path: StatePath, **changes: Any) -> ProtocolFacts:
     return replace(found, objects=objects)
 
 
-def test_objects_that_agree_give_nothing() -> None:
-    assert protocol_findings(protocol()) == []
-
-
 def test_an_orphaned_parent_is_an_error() -> None:
     other = PATHS.manifest(WorkerGeneration(9), Epoch(1))
     found = edited(PATHS.epoch_record(Epoch(1)), checkpoint_ref=other)
@@ -404,32 +371,3 @@ def test_an_error_told_hides_what_follows_from_it() -> None:
 
 
 # ---- compactions that wait -----------------------------------------------------------------------
-
-
-def test_a_record_of_which_only_one_merge_was_adopted_doubles_nothing() -> None:
-    """Each merge is adopted as a whole; another one of the same record may be stale."""
-    first, second = (
-        MergedPairs(
-            operator=OperatorId(name),
-            table=TableName("g"),
-            inputs=(StatePath(f"j/{name}-in"),),
-            outputs=(StatePath(f"j/{name}-out"),),
-        )
-        for name in ("a", "b")
-    )
-    record = CompactionRecord(
-        pipeline=PipelineId("p"),
-        job=JobId("j"),
-        epoch=Epoch(1),
-        token=1,
-        created_at_micros=0,
-        merged=(first, second),
-    )
-    present = dict.fromkeys((*first.outputs, *second.outputs), 1)
-
-    def codes(*listed: StatePath) -> list[str]:
-        waiting = {StatePath("j/record"): record}
-        return [one.code for one in waiting_findings(waiting, present, listed)]
-
-    assert codes(*first.outputs, *second.inputs) == []
-    assert codes(*first.outputs, *first.inputs) == ["file-doubled"]

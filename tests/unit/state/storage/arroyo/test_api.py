@@ -16,9 +16,9 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state import JobId, JobPaths, PipelineId
-from arroyo_dagster.state.model.job_facts import Absence, JobCondition
 from arroyo_dagster.state.storage.arroyo import api as arroyo_api
 from arroyo_dagster.state.storage.arroyo.api import ArroyoApi
+from tests.formats import Absence, JobCondition
 from tests.loopback import Reply, recorded, replaying, serving
 
 JOINS = JobPaths(JobId("job_d14OMmRXhf"))

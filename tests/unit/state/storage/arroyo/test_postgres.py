@@ -13,12 +13,12 @@ import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, StorageError
 from arroyo_dagster.state import JobId
-from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
-from arroyo_dagster.state.operations.catalog.job_directory import open_directory
 from arroyo_dagster.state.storage.arroyo.postgres import ArroyoPostgres
-from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA
+from tests.formats import JobCondition, JobFacts
+from tests.internals import open_directory
 from tests.postgres import PASSWORD, Postgres, running_postgres
+from tests.stores import ArroyoDatabase
 
 FIXTURE = DATA / "state-legacy.sqlite"
 

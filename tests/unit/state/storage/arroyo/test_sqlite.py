@@ -16,8 +16,8 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state import JobId, MemoryStore, StatePath
 from arroyo_dagster.state.storage.arroyo import database_copy
-from arroyo_dagster.state.storage.arroyo.sqlite import ArroyoDatabase
 from tests.compat.arroyo import DATA
+from tests.stores import ArroyoDatabase
 
 FIXTURE = DATA / "state-legacy.sqlite"
 JOINS = JobId("job_d14OMmRXhf")

@@ -13,7 +13,7 @@ from arroyo_dagster.state import StatePath
 from arroyo_dagster.state.storage.remote import fsspec_store
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.remote.s3_store import S3Store
-from arroyo_dagster.state.storage.urls import parse_url
+from tests.stores import parse_url
 
 P = StatePath
 

@@ -12,10 +12,10 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import MemoryStore, StatePath, configure, get_storage_provider, open_store
-from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.remote.obstore_store import ObstoreStore
 from arroyo_dagster.state.storage.remote.s3_store import S3Store
+from tests.stores import LocalDiskStore
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,10 @@ import pytest
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.failures import understood
 from arroyo_dagster.state.storage.remote.credentials import resolved
-from arroyo_dagster.state.storage.remote.fsspec_options import (
-    adlfs_options,
-    gcsfs_options,
-)
+from arroyo_dagster.state.storage.remote.fsspec_options import adlfs_options, gcsfs_options
 from arroyo_dagster.state.storage.remote.obstore_options import obstore_options
 from arroyo_dagster.state.storage.remote.options import normalised
-from arroyo_dagster.state.storage.urls import parse_url
+from tests.stores import parse_url
 
 S3 = parse_url("s3://bucket/key")
 R2 = parse_url("r2://acct@bucket/key")

@@ -9,8 +9,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import TableConfig, keyed_state, keyed_timers
-from arroyo_dagster.state.codec.schema import memory_schema
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from tests.formats import ExpiringTimeKeyConfig, memory_schema
 
 
 def columns(config: TableConfig) -> list[str]:

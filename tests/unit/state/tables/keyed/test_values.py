@@ -13,10 +13,10 @@ import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import DeleteTimeKey, ListState, MapState, Timers, ValueState, keyed_state
-from arroyo_dagster.state.codec.operations import INSERT, encode_operation
 from arroyo_dagster.state.tables.keyed import text_chunks
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.live_rows import StoredRows
+from tests.formats import INSERT, encode_operation
 from tests.keyed_subtasks import Subtasks
 
 _D = decimal.Decimal

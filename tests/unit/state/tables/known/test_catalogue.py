@@ -13,12 +13,12 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import TableConfig, TableName
 from arroyo_dagster.state.codec.bincode.codec import decode, encode
 from arroyo_dagster.state.codec.plain import plain_value
-from arroyo_dagster.state.model import types as t
-from arroyo_dagster.state.model.tables import GlobalKeyedConfig
 from arroyo_dagster.state.tables.known import catalogue as c
 from arroyo_dagster.state.tables.known import operators as o
 from arroyo_dagster.state.tables.known import sinks as k
 from arroyo_dagster.state.tables.known import sources as s
+from tests.formats import GlobalKeyedConfig
+from tests.formats import types as t
 
 BUILT_IN = c.Catalogue(c.BUILT_IN)
 NANOS = 10**9

@@ -22,20 +22,14 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import decode_file, encode_pair_columns, encode_rows
-from arroyo_dagster.state.model.compaction import (
-    MergeOutcome,
-    OutputForm,
-    PairsMerge,
-    RowsMerge,
-    SortOrder,
-)
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.codec.parquet import encode_pair_columns
+from arroyo_dagster.state.model.compaction import OutputForm, PairsMerge, RowsMerge
 from arroyo_dagster.state.planning.restore.schema_evolution import noted
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.merge.rows import merge_rows
 from arroyo_dagster.state.tables.time_files import write_time_file
 from tests.fabricated import OPERATOR, pair_files, stored_rows, time_files
+from tests.formats import ExpiringTimeKeyConfig, MergeOutcome, SortOrder, decode_file, encode_rows
 
 SCHEMA = pa.schema(
     [

@@ -3,11 +3,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
-from collections.abc import Sequence
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -21,8 +16,6 @@ from arroyo_dagster.state import (
     run_rewrite,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
-from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.tables.merge import rewrite as rewriting
 from tests.arroyo_jobs import (
     EVENTS,
@@ -39,6 +32,7 @@ from tests.arroyo_jobs import (
     window_config,
     without_keys,
 )
+from tests.formats import TimeFile, encode_rows
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
@@ -62,71 +56,6 @@ def files(outcome: RewriteOutcome, table: str) -> list[TimeFile]:
         for file in part.merged.outputs
         if isinstance(file, TimeFile)
     ]
-
-
-def read(job: ArroyoJob, found: Sequence[TimeFile]) -> list[pa.Table]:
-    return [decode_file(job.store.read(file.path), file.path)[0] for file in found]
-
-
-SPAN = pa.struct(
-    [pa.field("start", pa.timestamp("ns"), nullable=False), pa.field("end", pa.timestamp("ns"))]
-)
-KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "u64": (pa.uint64(), [0, 2**64 - 1, None]),
-    "ns": (pa.timestamp("ns"), [1, 2**62 + 1, None]),
-    "decimal": (pa.decimal128(38, 10), [decimal.Decimal("1.0000000001"), None]),
-    "dictionary": (pa.dictionary(pa.int32(), pa.string()), ["x", "y", "x", None]),
-    "list": (pa.list_(pa.field("item", pa.int64(), nullable=False)), [[1, 2], [], None]),
-    "list of structs": (
-        pa.list_(pa.struct([("a", pa.uint8()), ("b", pa.string())])),
-        [[{"a": 1, "b": None}], None],
-    ),
-    "struct": (SPAN, [{"start": 1, "end": 2}, {"start": 3, "end": None}, None]),
-    "binary": (pa.binary(16), [b"\0" * 16, None]),
-    "float": (pa.float64(), [0.0, -0.0, float("inf"), None]),
-    "bool": (pa.bool_(), [True, None]),
-    "date": (pa.date32(), [dt.date(2013, 1, 1), None]),
-    "text": (pa.string(), ["", "ü", None]),
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_column_of_any_kind_comes_back_exactly(name: str) -> None:
-    kind, values = KINDS[name]
-    values = [values[at % len(values)] for at in range(8)]
-    note = {b"ARROW:extension:name": b"arroyo.json"} if name == "text" else None
-    schema = pa.schema([("k", pa.int64()), pa.field("v", kind, metadata=note), TIME])
-    config = window_config(schema, ["k"], retention=600)
-    job = ArroyoJob(Layout.LEGACY)
-    for at in range(3):
-        times = [NOW + at + n for n in range(8)]
-        job.write({("tumbling_1", config): table_rows(schema, [list(range(8)), values, times])})
-    old = read(job, job.files["tumbling_1", "t"])
-    new = read(job, files(rewritten(job), "t"))
-    assert len(new) == 2
-    assert all(one.schema.equals(old[0].schema, check_metadata=True) for one in new)
-    assert whole(new) == whole(old)
-
-
-def whole(tables: Sequence[pa.Table]) -> list[str]:
-    columns = [
-        [
-            repr(table.column(at).cast(plain(table.schema.field(at).type)).to_pylist()[row])
-            for at in range(table.num_columns)
-        ]
-        for table in tables
-        for row in range(table.num_rows)
-    ]
-    return sorted(map(repr, columns))
-
-
-def plain(kind: pa.DataType) -> pa.DataType:
-    """Numbers in place of times, which Python cannot hold to the nanosecond."""
-    if pa.types.is_timestamp(kind):
-        return pa.int64()
-    if pa.types.is_struct(kind):
-        return pa.struct([f.with_type(plain(f.type)) for f in kind])
-    return kind
 
 
 def test_an_aggregate_without_keys_and_too_many_tuples_stays_and_says_why(
@@ -199,10 +128,7 @@ def test_a_file_with_other_columns_than_its_table_stays_and_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("description", "generational", "reason"),
-    [
-        ("final_table", True, "no known operator"),
-        ("rows of mine", False, "no known operator"),
-    ],
+    [("final_table", True, "no known operator"), ("rows of mine", False, "no known operator")],
 )
 def test_a_table_that_nobody_knows_is_left_alone(
     description: str, generational: bool, reason: str
