@@ -31,6 +31,7 @@ from tests.arroyo_jobs import SECOND, ArroyoJob
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered
 from tests.faulty_stores import FaultInjecting
+from tests.gc_jobs import Hiding
 from tests.journeys.test_fork import as_forked, taken, two_jobs, with_watermark_of
 from tests.journeys.test_surgery import state_of
 from tests.shares import Share, everywhere
@@ -186,7 +187,8 @@ def test_an_edit_that_is_published_in_part_is_undone_before_the_start() -> None:
     ends = set()
     for at in range(last - 5, last):
         model, starts = running(surgery_job(Layout.LEGACY))
-        store = FaultInjecting(model.job.store, fail_at=at, mode="before")
+        lagging = Hiding(model.job.store, lambda path: "/edits/" in path)
+        store = FaultInjecting(lagging, fail_at=at, mode="before")
         outcome = window(model, later(model), store)
         ends.add(outcome.end)
         assert all(one in (before, after) for one in starts.loaded), at

@@ -21,6 +21,7 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
+    Progress,
     RewriteOptions,
     RewriteOutcome,
     StatePath,
@@ -140,8 +141,13 @@ def test_a_sampled_forecast_of_a_small_job_is_exact(
     settings = replace(FULL, parallelism=parallelism)
     store, said = WriteProtected(job.store), stopped(job.paths)
     plain = plan_rewrite(store, job.paths, said, settings)
-    sampled = plan_rewrite(store, job.paths, said, settings, sampled=True)
+    told: list[Progress] = []
+    sampled = plan_rewrite(store, job.paths, said, settings, sampled=True, on_progress=told.append)
     assert replace(sampled, after=plain.after) == plain
+    parts = sum(len(table.parts) for table in sampled.tables)
+    assert [(one.step, one.done, one.total) for one in told] == [
+        ("rewrites forecast", at, parts) for at in range(1, parts + 1)
+    ]
     outcome = rewrite(job.store, job, settings=settings, sampled=True)
     assert outcome.plan == sampled
     assert outcome.after == sampled.after != plain.after
