@@ -18,6 +18,7 @@ from arroyo_dagster.state.operations.compaction.window_recovery import (
     interrupted_windows,
     read_window_record,
 )
+from arroyo_dagster.state.operations.gc.pins import forget_rewrites
 from arroyo_dagster.state.operations.surgery.execute import run_edit
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
@@ -230,6 +231,22 @@ def test_a_job_stays_stopped_while_a_half_published_edit_cannot_be_undone() -> N
         assert all(one in (before, after) for one in starts.loaded), at
         assert model.state == "Running"
     assert stayed > 1
+
+
+def test_a_job_stays_stopped_while_the_record_that_undoes_its_half_published_edit_is_lost() -> None:
+    model, starts = running(surgery_job(Layout.LEGACY))
+    store, paths = model.job.store, model.job.paths
+    died(
+        model,
+        lambda store, control: run_edit_window(store, control, later(model), options(model)),
+        change=writes_of_an_edit() - 4,
+    )
+    forget_rewrites(store, paths, lambda name: True)
+    found = recovered(model, options(model))
+    assert found is not None
+    assert found.end is WindowEnd.NOT_STARTED
+    assert "the record that undoes it is lost" in str(found.problem)
+    assert starts.loaded == []
 
 
 class _Full(FaultInjecting):
