@@ -546,7 +546,9 @@ def test_a_start_that_is_seen_after_the_last_put_puts_the_old_lists_back(layout:
     """A run with the old lists would lose files to Arroyo's cleanup if the new ones were stored."""
     job = begun(layout, epochs=2)
     was = arroyos(job.store)
-    with pytest.raises(ConflictError, match="changed while it was rewritten") as caught:
+    with pytest.raises(
+        ConflictError, match="changed while it was rewritten: the job runs"
+    ) as caught:
         started_at_the_last_answer(job, lambda said: rewrite(job.store, job, directory=said))
     assert caught.value.retryable
     assert arroyos(job.store) == was
