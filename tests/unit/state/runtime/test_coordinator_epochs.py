@@ -311,12 +311,14 @@ def test_table_is_merged_once_it_lists_more_fresh_files_than_are_allowed() -> No
                 name = TableName("offsets")
                 metadata = GlobalKeyedFiles(files=tuple(merged))
                 assert mine == [Compaction(tables={name: metadata}, inputs={name: before})]
-                told.append(int(epoch.epoch))
+                told.append(
+                    (int(epoch.epoch), {table for one in compacted for table in one.tables})
+                )
             else:
                 assert mine == []
             before = files
     assert lengths == [1, 2, 3, 2, 3, 4, 2, 3]
-    assert told == [4, 7]
+    assert told == [(4, {"offsets", "watermark"}), (7, {"offsets", "watermark"})]
 
 
 class TwoTables(CountWords):
