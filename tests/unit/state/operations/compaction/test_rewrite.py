@@ -590,11 +590,13 @@ def test_an_undo_reports_the_record_and_the_objects(layout: Layout) -> None:
 
 
 @LAYOUTS
+@pytest.mark.parametrize("planned", [False, True])
 def test_what_somebody_undid_while_the_lease_was_waited_for_is_not_undone_again(
-    layout: Layout,
+    layout: Layout, planned: bool
 ) -> None:
     job = begun(layout, epochs=2)
     rewrite(job.store, job)
+    plan = planned_undo(job.store, job) if planned else None
     held = contextlib.ExitStack()
     held.enter_context(lease(job.store, job.paths, "somebody"))
 
@@ -602,7 +604,11 @@ def test_what_somebody_undid_while_the_lease_was_waited_for_is_not_undone_again(
         held.close()
         assert undo(job.store, job).done
 
-    assert undo(job.store, job, lease_wait_seconds=5.0, sleep=meanwhile) == UndoOutcome()
+    refused = pytest.raises(ConflictError, match="the plan no longer fits")
+    with refused if planned else contextlib.nullcontext():
+        options = UndoOptions(lease_wait_seconds=5.0, sleep=meanwhile)
+        done = run_undo(job.store, job.paths, stopped(job.paths), options, plan=plan)
+        assert done == UndoOutcome()
 
 
 @LAYOUTS
