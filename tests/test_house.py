@@ -37,9 +37,9 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_122,
     "state.model": 6_294,
-    "state.operations": 30_082,
+    "state.operations": 30_079,
     "state.planning": 11_668,
-    "state.runtime": 3_652,
+    "state.runtime": 3_640,
     "state.storage": 6_131,
     "state.tables": 10_338,
 }

@@ -18,6 +18,7 @@ from arroyo_dagster.state.operations.compaction.window_recovery import (
     interrupted_windows,
     read_window_record,
 )
+from arroyo_dagster.state.operations.gc.pins import forget_rewrites
 from arroyo_dagster.state.operations.surgery.execute import run_edit
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
@@ -31,6 +32,7 @@ from tests.arroyo_jobs import SECOND, ArroyoJob
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered
 from tests.faulty_stores import FaultInjecting
+from tests.gc_jobs import Hiding
 from tests.journeys.test_fork import as_forked, taken, two_jobs, with_watermark_of
 from tests.journeys.test_surgery import state_of
 from tests.shares import Share, everywhere
@@ -186,7 +188,8 @@ def test_an_edit_that_is_published_in_part_is_undone_before_the_start() -> None:
     ends = set()
     for at in range(last - 5, last):
         model, starts = running(surgery_job(Layout.LEGACY))
-        store = FaultInjecting(model.job.store, fail_at=at, mode="before")
+        lagging = Hiding(model.job.store, lambda path: "/edits/" in path)
+        store = FaultInjecting(lagging, fail_at=at, mode="before")
         outcome = window(model, later(model), store)
         ends.add(outcome.end)
         assert all(one in (before, after) for one in starts.loaded), at
@@ -228,6 +231,22 @@ def test_a_job_stays_stopped_while_a_half_published_edit_cannot_be_undone() -> N
         assert all(one in (before, after) for one in starts.loaded), at
         assert model.state == "Running"
     assert stayed > 1
+
+
+def test_a_job_stays_stopped_while_the_record_that_undoes_its_half_published_edit_is_lost() -> None:
+    model, starts = running(surgery_job(Layout.LEGACY))
+    store, paths = model.job.store, model.job.paths
+    died(
+        model,
+        lambda store, control: run_edit_window(store, control, later(model), options(model)),
+        change=writes_of_an_edit() - 4,
+    )
+    forget_rewrites(store, paths, lambda name: True)
+    found = recovered(model, options(model))
+    assert found is not None
+    assert found.end is WindowEnd.NOT_STARTED
+    assert "the record that undoes it is lost" in str(found.problem)
+    assert starts.loaded == []
 
 
 class _Full(FaultInjecting):

@@ -67,6 +67,8 @@ def prepare(name: str, module: dict[str, list[str]]) -> Path:
         "also_copy": ["docs", "README.md"],
         "pytest_add_cli_args_test_selection": module["tests"],
         "track_dependencies": False,
+        # A fork of a process that has run tests may inherit locks that nobody releases any more.
+        "process_isolation": "forkserver",
         "timeout_multiplier": 5.0,
         "timeout_constant": 2.0,
     }
@@ -85,6 +87,8 @@ def run_mutmut(scratch: Path) -> None:
     import libcst as cst
     from mutmut import __main__ as mutmut
     from mutmut.mutation import file_mutation, mutators
+    from mutmut.state import state
+    from mutmut.workers.isolation import ForkServerRunner
 
     file_mutation.mutation_operators = [
         (kind, operator)
@@ -99,6 +103,12 @@ def run_mutmut(scratch: Path) -> None:
         return isinstance(node, cst.Raise) or str(name).endswith(MESSAGES) or skips(self, node)
 
     file_mutation.MutationVisitor._skip_node_and_children = skips_messages
+    submit = ForkServerRunner.submit
+
+    def submit_fast_first(self: Any, mutant: str, tests: list[str], *limits: Any) -> None:
+        submit(self, mutant, sorted(tests, key=state().duration_by_test.__getitem__), *limits)
+
+    ForkServerRunner.submit = submit_fast_first
     mutmut._run([], max_children=int(os.environ.get("MUTANTS_WORKERS", "1")))
     found = summary(mutmut)
     (scratch / "found.json").write_text(json.dumps(found))

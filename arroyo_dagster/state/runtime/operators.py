@@ -80,7 +80,8 @@ class OperatorContext:
         epoch: the epoch being written.
         then_stop: whether this epoch is the last of the run.
         clock_micros: the engine's clock in microseconds since 1970: read once for an epoch, the
-            same in all subtasks, never earlier than in the epoch before; 0 in `on_start`.
+            same in all subtasks, never earlier than in the run's epoch before, than that one's end,
+            or than rows by key; 0 in `on_start`.
         side_output: collects rows of the operator's `side_schema`; see `Stream.side_output`.
     """
 

@@ -100,22 +100,9 @@ class StartChecks:
                 restored=base.epoch if base else None,
                 next_step="check it with `arroyo-state epochs`; nothing was deleted",
             )
-        self._check_own(base)
         if base is not None and base.epoch != newest:
             self.check_restorable(base.epoch)
         return None if base is None else self.settled(base)
-
-    def _check_own(self, base: Checkpoint | None) -> None:
-        """Refuse a copy of a job under another name, which would expire the original's files."""
-        if base is not None and base.job != self.pipeline.paths.job:
-            raise ProtocolError(
-                f"epoch {base.epoch} is of job {base.job}: its files are listed below "
-                "that job's name",
-                job=self.pipeline.paths.root,
-                path=base.ref,
-                next_step="run the job under the name that its metadata contains; a copy keeps "
-                "that name below a URL of its own. Nothing was published",
-            )
 
     def _newest_epoch(self) -> Epoch | None:
         try:

@@ -5,13 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import (
-    ConflictError,
-    FormatError,
-)
-from arroyo_dagster.state.codec.maintenance_records import (
-    decode_rewrite_record,
-)
+from arroyo_dagster.errors import ConflictError, FormatError
+from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeasedOperation, LeaseOptions, lease

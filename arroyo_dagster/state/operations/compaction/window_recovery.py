@@ -260,6 +260,8 @@ class WindowedJob:
                     return True
                 self.job.did("the edit was published in part: it is undone before the start")
                 self.undone = self._undo()
+                if not self.undone:
+                    raise NotFoundError("the record that undoes it is lost", job=self.paths.root)
             except ArroyoStateError as error:
                 if self.job.seconds_left(until_micros) <= 0:
                     self.job.failed("not started", _half_edited(self.paths, error))

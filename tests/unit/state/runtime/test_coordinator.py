@@ -406,6 +406,7 @@ def test_an_epoch_lists_what_no_operator_claims_where_the_pipeline_carries_it() 
     run_pipeline(made, store)
     newest = ParquetBackend(store, made.paths).load()
     assert {"count", "keep", "other"} <= {one.operator for one in newest.operators}
+    assert {one.epoch for one in newest.operators} == {newest.epoch}
 
 
 def test_a_sink_that_has_still_to_commit_may_not_be_taken_out() -> None:

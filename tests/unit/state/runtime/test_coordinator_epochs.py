@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -33,6 +33,7 @@ from arroyo_dagster.state import (
     TableName,
     TableSource,
     global_table_config,
+    keyed_state,
     request_stop,
     run_compaction,
     run_pipeline,
@@ -55,7 +56,7 @@ from arroyo_dagster.state.storage import DeleteOutcome
 from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.messages import Compaction
-from tests.jobs import CountWords, SinkInto, output_of, state_of, word_job, words
+from tests.jobs import START, CountWords, KeepWords, SinkInto, output_of, state_of, word_job, words
 
 NOW = 1_800_000_000_000_000
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: str(layout.value))
@@ -135,20 +136,48 @@ def test_epoch_is_in_the_store_as_it_is_returned(
     assert before.epoch == 6
 
 
+class KeepsBoth(KeepWords):
+    """Keeps words by key, too, from epoch 2 on, and notes the engine's clock at each epoch."""
+
+    noted: ClassVar[set[tuple[Epoch, int]]] = set()
+
+    def tables(self) -> Sequence[TableConfig]:
+        return [*super().tables(), keyed_state("seen", str, int)]
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        super().on_start(ctx)
+        self.seen = ctx.value_state("seen")
+
+    def process_batch(
+        self, batch: pa.RecordBatch, ctx: OperatorContext, collector: Collector
+    ) -> None:
+        super().process_batch(batch, ctx, collector)
+        if ctx.epoch > 1:
+            self.seen.put_many(batch["word"], [1] * batch.num_rows)
+        self.noted.add((ctx.epoch, ctx.clock_micros))
+
+
 @LAYOUTS
 def test_a_run_whose_clock_was_ahead_leaves_no_trace_in_later_finish_times(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But no epoch's clock is before the end of the last one, or the clock of rows by key; the
+    times of other rows are no clock."""
+    monkeypatch.setattr(KeepsBoth, "noted", set())
     store = MemoryStore()
-    made, day = job(store, layout), 86_400_000_000
-    for at in (NOW + day, NOW, NOW + 1):
+    made, day = Pipeline("words", parallelism=2, layout=layout), 86_400_000_000
+    stream = made.source("lines", TableSource(words(9), rows_per_epoch=3), timestamp="at")
+    stream.key_by("word").apply("keep", KeepsBoth())
+    began = int(START.timestamp()) * 1_000_000 - 9 * day  # the rows are of days to come
+    times = [began + day, began, began + 1]
+    for at in times:
         timed = functools.partial(JobRun.start, clock=lambda at=at: at)
         with monkeypatch.context() as patch:
             patch.setattr("arroyo_dagster.state.runtime.in_process.JobRun.start", timed)
             run_pipeline(made, store, max_epochs=1)
     # gc compares the newest one with the store's clock, and refuses a day of difference.
-    found = [epoch.finish_time_micros for epoch in every(store, made)]
-    assert found == [NOW + day, NOW, NOW + 1]
+    assert [epoch.finish_time_micros for epoch in every(store, made)] == times
+    assert KeepsBoth.noted == {(epoch, began + day) for epoch in (1, 2, 3)}
 
 
 def test_tables_of_a_source_say_what_their_keys_and_values_are() -> None:
@@ -284,12 +313,14 @@ def test_table_is_merged_once_it_lists_more_fresh_files_than_are_allowed() -> No
                 name = TableName("offsets")
                 metadata = GlobalKeyedFiles(files=tuple(merged))
                 assert mine == [Compaction(tables={name: metadata}, inputs={name: before})]
-                told.append(int(epoch.epoch))
+                told.append(
+                    (int(epoch.epoch), {table for one in compacted for table in one.tables})
+                )
             else:
                 assert mine == []
             before = files
     assert lengths == [1, 2, 3, 2, 3, 4, 2, 3]
-    assert told == [4, 7]
+    assert told == [(4, {"offsets", "watermark"}), (7, {"offsets", "watermark"})]
 
 
 class TwoTables(CountWords):
@@ -328,6 +359,7 @@ def test_source_that_stands_still_keeps_its_offset_and_writes_nothing() -> None:
     run = LocalRun.start(made, store)
     with contextlib.closing(run.job):
         before = run.job.base
+        assert run.step() is None, "no timer is due"
         idle = run.step(even_if_idle=True)
     assert before is not None
     assert idle is not None
@@ -402,6 +434,24 @@ def test_subtasks_are_told_what_was_merged_of_what_they_know() -> None:
     assert told == {name: tuple(messages) for name, messages in expected.items()}
     lengths = [(len(one.input_paths), sum(p in known for p in one.input_paths)) for one in merges]
     assert any(0 < left < all_of for all_of, left in lengths), "one has expired in part"
+
+
+def test_a_run_that_began_since_adopts_no_merge_whose_inputs_are_gone() -> None:
+    """They may not have expired: an edit or a rollback may have taken rows out of them."""
+    store = MemoryStore()
+    run, merges = merged_by_maintenance(store, retention_micros=6_000_000, parallelism=1)
+    record = next(path for path in waiting(store, run))
+    data = store.read(record)
+    with contextlib.closing(run.job):
+        store.delete_many([record])
+        run.step()
+    run = LocalRun.start(run.pipeline, store)
+    with contextlib.closing(run.job):
+        store.put(record, data)
+        known = set(run.job.base.paths) if run.job.base else set()
+        whole = [one for one in merges if known.issuperset(one.input_paths)]
+        assert 0 < len(whole) < len(merges)
+        assert compacted_files(run.step()) == {path for one in whole for path in one.output_paths}
 
 
 def test_merge_whose_output_is_gone_is_void() -> None:

@@ -21,6 +21,7 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
+    Progress,
     RewriteOptions,
     RewriteOutcome,
     StatePath,
@@ -140,8 +141,13 @@ def test_a_sampled_forecast_of_a_small_job_is_exact(
     settings = replace(FULL, parallelism=parallelism)
     store, said = WriteProtected(job.store), stopped(job.paths)
     plain = plan_rewrite(store, job.paths, said, settings)
-    sampled = plan_rewrite(store, job.paths, said, settings, sampled=True)
+    told: list[Progress] = []
+    sampled = plan_rewrite(store, job.paths, said, settings, sampled=True, on_progress=told.append)
     assert replace(sampled, after=plain.after) == plain
+    parts = sum(len(table.parts) for table in sampled.tables)
+    assert [(one.step, one.done, one.total) for one in told] == [
+        ("rewrites forecast", at, parts) for at in range(1, parts + 1)
+    ]
     outcome = rewrite(job.store, job, settings=settings, sampled=True)
     assert outcome.plan == sampled
     assert outcome.after == sampled.after != plain.after
@@ -538,7 +544,9 @@ def test_a_start_that_is_seen_after_the_last_put_puts_the_old_lists_back(layout:
     """A run with the old lists would lose files to Arroyo's cleanup if the new ones were stored."""
     job = begun(layout, epochs=2)
     was = arroyos(job.store)
-    with pytest.raises(ConflictError, match="changed while it was rewritten") as caught:
+    with pytest.raises(
+        ConflictError, match="changed while it was rewritten: the job runs"
+    ) as caught:
         started_at_the_last_answer(job, lambda said: rewrite(job.store, job, directory=said))
     assert caught.value.retryable
     assert arroyos(job.store) == was
@@ -580,11 +588,13 @@ def test_an_undo_reports_the_record_and_the_objects(layout: Layout) -> None:
 
 
 @LAYOUTS
+@pytest.mark.parametrize("planned", [False, True])
 def test_what_somebody_undid_while_the_lease_was_waited_for_is_not_undone_again(
-    layout: Layout,
+    layout: Layout, planned: bool
 ) -> None:
     job = begun(layout, epochs=2)
     rewrite(job.store, job)
+    plan = planned_undo(job.store, job) if planned else None
     held = contextlib.ExitStack()
     held.enter_context(lease(job.store, job.paths, "somebody"))
 
@@ -592,7 +602,11 @@ def test_what_somebody_undid_while_the_lease_was_waited_for_is_not_undone_again(
         held.close()
         assert undo(job.store, job).done
 
-    assert undo(job.store, job, lease_wait_seconds=5.0, sleep=meanwhile) == UndoOutcome()
+    refused = pytest.raises(ConflictError, match="the plan no longer fits")
+    with refused if planned else contextlib.nullcontext():
+        options = UndoOptions(lease_wait_seconds=5.0, sleep=meanwhile)
+        done = run_undo(job.store, job.paths, stopped(job.paths), options, plan=plan)
+        assert done == UndoOutcome()
 
 
 @LAYOUTS
