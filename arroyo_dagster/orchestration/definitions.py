@@ -35,10 +35,10 @@ from arroyo_dagster.orchestration.loading import LIST_WITHIN, PipelineSource, re
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.requests import (
     Due,
+    asset_job,
     clock_schedule,
     due_by_backlog,
     due_schedule,
-    maintenance_job,
 )
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
@@ -141,7 +141,7 @@ class ArroyoOptions:
         freshness: the maximum age of each pipeline's newest epoch, in seconds, as a policy of
             Dagster; None = none.
         lineage: which sources and sinks are shown, under which keys.
-        directory: where the status of Arroyo jobs comes from.
+        directory: what is assumed of Arroyo jobs, beside the store's sources of their status.
         window: which running Arroyo jobs may be stopped to be rewritten, and when.
         exports: tables that are exported to Parquet, Delta or Iceberg.
         fork, bootstrapped_state: add these assets; the latter computed by this MODULE:FUNCTION.
@@ -216,7 +216,8 @@ def build_arroyo_definitions(
 
     def build(found: PipelineList) -> dg.Definitions:
         names = Names(chosen.translator, found, deployment)
-        parts = _Parts(names, chosen, mode, running, _has_status(resource, directory))
+        asked = (resource.arroyo_api_url, resource.arroyo_database, directory.assume)
+        parts = _Parts(names, chosen, mode, running, has_status=any(asked))
         session = chosen.spark or SparkSessionResource()
         shared = dg.Definitions(
             resources={
@@ -240,15 +241,6 @@ def build_arroyo_definitions(
         cache=list_cache,
         gone=gone,
     ).definitions(build)
-
-
-def _has_status(store: ArroyoStateStore, directory: ArroyoDirectory) -> bool:
-    """Whether a source of the status of Arroyo jobs is configured."""
-    sources = (
-        *(store.arroyo_api_url, store.arroyo_database),
-        *(directory.api_url, directory.database, directory.assume),
-    )
-    return any(sources)
 
 
 @dataclass(frozen=True)
@@ -330,7 +322,7 @@ class _Parts:
         for table, config, cron, text in root:
             if config is not None:
                 asset = build_root_gc(names, table)
-                job = maintenance_job(names, f"arroyo_{table}_gc", [asset], text, config)
+                job = asset_job(names, f"arroyo_{table}_gc", [asset], text, config)
                 schedule = clock_schedule(job, cron, **clock)
                 parts.append(dg.Definitions(assets=[asset], jobs=[job], schedules=[schedule]))
         return parts
@@ -371,7 +363,7 @@ class _Parts:
         """Build the job of an asset that each pipeline has, and the schedule for those due."""
         if not assets:
             return dg.Definitions()
-        job = maintenance_job(self.names, name, assets, text, config)
+        job = asset_job(self.names, name, assets, text, config)
 
         def request(pipelines: Sequence[ListedPipeline]) -> dg.RunRequest:
             keys = [self.names.key(table, pipeline) for pipeline in pipelines]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -16,7 +16,7 @@ from arroyo_dagster.orchestration.check_results import (
 )
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, asset_job, clock_schedule
 from arroyo_dagster.orchestration.serving import (
     FAILED,
     SINCE,
@@ -139,13 +139,8 @@ def build_fleet(
                 else f"{pipelines}, nothing to do",
             )
 
-    job: Any = dg.define_asset_job(
-        names.name(JOB),
-        selection=dg.AssetSelection.assets(fleet),
-        description="Show all pipelines, and find those that the definitions do not know.",
-        executor_def=dg.in_process_executor,
-        run_tags=BACKGROUND_TAGS,
-    )
+    text = "Show all pipelines, and find those that the definitions do not know."
+    job = asset_job(names, JOB, [fleet], text, tags=BACKGROUND_TAGS)
     schedule = clock_schedule(job, cron, timezone=timezone, running=running)
     return dg.Definitions(assets=[fleet], jobs=[job], schedules=[schedule])
 
@@ -197,8 +192,8 @@ class _Overview:
             gone = there is not None and pipeline.root not in there and not hidden(pipeline.paths)
             finding, state = self._judge(pipeline, ages[pipeline.root], gone, last)
             waits, note = waiting.get(pipeline.root, (None, None))
-            row = _row(ages[pipeline.root], state, finding or waits, note)
-            rows.append(_with_amounts(row, amounts.get(pipeline.root)))
+            known = amounts.get(pipeline.root, (None, None))
+            rows.append(_row(ages[pipeline.root], state, finding or waits, note, known))
         rows += [self._unknown(root) for root in sorted((there or set()) - roots)]
         return sorted(rows, key=lambda row: row.rank)
 
@@ -311,7 +306,19 @@ class _Overview:
         return _row(age, "unknown", warning("unknown", root, evidence, step))
 
 
-def _row(age: "JobAge", state: str, finding: Finding | None, note: str | None = None) -> _Row:
+def _row(
+    age: "JobAge",
+    state: str,
+    finding: Finding | None,
+    note: str | None = None,
+    amounts: tuple[int | None, int | None] = (None, None),
+) -> _Row:
+    """Return the row of a pipeline.
+
+    Args:
+        amounts: the files and bytes of its newest reported epoch, as far as they are known.
+    """
+    files, size_bytes = amounts
     return _Row(
         root=age.job,
         state=state,
@@ -320,15 +327,9 @@ def _row(age: "JobAge", state: str, finding: Finding | None, note: str | None = 
         epoch=age.epoch,
         age_micros=age.age_micros(wall_clock()),
         resting=age.resting is not None,
-        files=age.files,
+        files=age.files if files is None else files,
+        size_bytes=size_bytes,
     )
-
-
-def _with_amounts(row: _Row, amounts: tuple[int | None, int | None] | None) -> _Row:
-    if amounts is None:
-        return row
-    files, size_bytes = amounts
-    return replace(row, files=row.files if files is None else files, size_bytes=size_bytes)
 
 
 def _metadata(rows: Sequence[_Row]) -> dict[str, Any]:

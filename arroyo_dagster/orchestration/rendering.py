@@ -1,11 +1,9 @@
-"""Format numbers, times, small tables and curves as Dagster metadata."""
+"""Format numbers, times and small tables as Dagster metadata."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any
-from urllib.parse import quote
 
 import dagster as dg
 
@@ -15,10 +13,6 @@ DATA_VERSION = "dagster/data_version"
 """The tag of an event that holds the observed version of an asset."""
 
 TABLE_ROWS = 50
-_LEFT, _TOP, _WIDTH, _HEIGHT = 72, 10, 260, 40
-"""The area of a curve, in pixels; what is at the left of it is left at its right, too."""
-_POINTS = 50
-_UNQUOTED = "'=/:,;-"
 _FIGURE = re.compile(r"[\d.,]+( [µa-zA-Z]+)?( → [\d.,]+( [a-zA-Z]+)?)?")
 _LAST_MICROS = 253_402_300_799_000_000  # the year 9999: beyond it no calendar goes
 
@@ -78,60 +72,11 @@ def size(count: int | None) -> str | None:
     return f"{format_bytes(count)} ({count:,} bytes)"
 
 
-def content(size_bytes: int | None, files: int | None, rows: int | None) -> str | None:
-    """Return what an epoch lists; what is unknown is left out, None if all is."""
-    listed = [
-        counted(one, noun) for one, noun in ((files, "file"), (rows, "row")) if one is not None
-    ]
-    return " in ".join(filter(None, [size(size_bytes), ", ".join(listed)])) or None
-
-
 def duration(micros: float | None) -> str | None:
     """Return a duration in a fitting unit."""
     if micros is None:
         return None
     return f"{micros:.0f} µs" if 0 < micros < 1000 else format_micros(micros)
-
-
-def sparkline(
-    values: Sequence[float | None], form: Callable[[float], str] = "{:,.0f}".format
-) -> Any:
-    """Return a curve of values in their order, with its scale and the last value; None for fewer
-    than two known values.
-
-    Args:
-        form: formats a value.
-    """
-    found = [value for value in values if value is not None]
-    if len(found) < 2:
-        return None
-    low, high, last = min(found), max(found), found[-1]
-    heights = [
-        round(_TOP + _HEIGHT * (1 - (value - low) / ((high - low) or 1)))
-        for value in _thinned(found, (low + high) / 2)
-    ]
-    step = _WIDTH // max(len(heights) - 1, 1)
-    right, bottom, end = _LEFT + step * (len(heights) - 1), _TOP + _HEIGHT, heights[-1]
-    turns = ",".join(f"{step},{b - a}" for a, b in pairwise(heights))
-    svg = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='{right + _LEFT}' height='{bottom + _TOP}' "
-        "font-family='arial' font-size='11' fill='gray'><g text-anchor='end'>"
-        f"<text x='{_LEFT - 6}' y='{_TOP + 4}'>{form(high)}</text>"
-        f"<text x='{_LEFT - 6}' y='{bottom + 4}'>{form(low)}</text></g>"
-        f"<path d='M{_LEFT},{_TOP}H{right}M{_LEFT},{bottom}H{right}' stroke='silver'/>"
-        f"<path d='M{_LEFT},{heights[0]}l{turns}' fill='none' stroke='blue'/>"
-        f"<text x='{right + 6}' y='{end + 4}' fill='blue'>{form(last)}</text></svg>"
-    )
-    text = f"{form(last)} at last, {form(low)} to {form(high)}"
-    # Dagster shows longer Markdown only after a click; base64 would be longer.
-    return dg.MetadataValue.md(f"![{text}](data:image/svg+xml,{quote(svg, safe=_UNQUOTED)})")
-
-
-def _thinned(values: Sequence[float], middle: float) -> list[float]:
-    """Return at most 50 values: of each group the farthest from the middle, and the last value."""
-    size = -(-len(values) // _POINTS)
-    groups = [values[at : at + size] for at in range(0, len(values) - 1, size)]
-    return [*(max(one, key=lambda value: abs(value - middle)) for one in groups), values[-1]]
 
 
 def column_schema(columns: Iterable[tuple[str, str, bool]], descriptions: Mapping[str, str]) -> Any:

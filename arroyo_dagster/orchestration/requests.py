@@ -1,7 +1,7 @@
 """Schedules that request one run for the pipelines that are due, unless one is unfinished."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -42,17 +42,19 @@ def maintenance_tags(deployment: str | None) -> dict[str, str]:
     return {**BACKGROUND_TAGS, MAINTENANCE_TAG: deployment or "default"}
 
 
-def maintenance_job(
+def asset_job(
     names: Names,
     name: str,
     assets: Sequence[dg.AssetsDefinition],
     description: str,
     config: dg.Config | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Any:
-    """Build the job of steps that change or delete state.
+    """Build the job of the steps of some assets, all in one process.
 
     Args:
         config: of each step; None = the defaults.
+        tags: of its runs; None = those of runs that change or delete state.
     """
     return dg.define_asset_job(
         names.name(name),
@@ -60,7 +62,7 @@ def maintenance_job(
         description=description,
         config=None if config is None else dg.RunConfig({one.op.name: config for one in assets}),
         executor_def=dg.in_process_executor,
-        run_tags=maintenance_tags(names.deployment),
+        run_tags=maintenance_tags(names.deployment) if tags is None else tags,
     )
 
 

@@ -47,10 +47,14 @@ class Deployment:
         self.build()
 
     def build(self, **given: Any) -> None:
-        """Build the definitions anew: arguments of `build_arroyo_definitions`, or its options.
+        """Build the definitions anew: arguments of `build_arroyo_definitions`, or its options; the
+        URL of Arroyo's API as `api_url`.
 
         What was given before stays.
         """
+        if "api_url" in given:
+            url = given.pop("api_url")
+            self.resource = WrappedStore(checkpoint_url=self.store.url, arroyo_api_url=url)
         fields = ArroyoOptions.__dataclass_fields__
         self._options |= {name: value for name, value in given.items() if name in fields}
         self._given |= {name: value for name, value in given.items() if name not in fields}

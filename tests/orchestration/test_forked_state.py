@@ -338,7 +338,7 @@ def model(forking: Forking, monkeypatch: pytest.MonkeyPatch) -> ModelArroyo:
 
 
 def in_window(forking: Forking, url: str, **more: Any) -> Any:
-    forking.deployed.build(directory=ArroyoDirectory(api_url=url))
+    forking.deployed.build(api_url=url)
     return forking.run(execute=True, window=True, **more)
 
 

@@ -11,7 +11,6 @@ from dagster._serdes import serialize_value
 
 from arroyo_dagster import redaction
 from arroyo_dagster.orchestration import (
-    ArroyoDirectory,
     ArroyoOptions,
     ArroyoStateComponent,
     ArroyoStateStore,
@@ -195,7 +194,7 @@ def test_the_text_of_what_holds_secrets_shows_none(echo: int) -> None:
         _resource("echo", echo),
         _resource("echo", echo).writable(),
         SparkSessionResource(conf={"fs.s3a.secret.key": CANARY}),
-        ArroyoDirectory(api_token=CANARY),
+        ArroyoStateStore(checkpoint_url="s3://bucket/k", arroyo_api_token=CANARY),
         ArroyoStateComponent(
             checkpoint_url="s3://bucket/k", storage_options={"secret_access_key": CANARY}
         ),

@@ -87,7 +87,6 @@ defs = build_arroyo_definitions(
             conf={{"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("CANARY_SPARK")}},
             remote_url=dg.EnvVar("CANARY_REMOTE"),
         ),
-        directory=ArroyoDirectory(api_url="http://127.0.0.1:9", api_token=dg.EnvVar("CANARY_API")),
         maintenance=MaintenanceOptions(orphans=OrphansConfig()),
     ),
 )

@@ -140,7 +140,7 @@ def test_a_secret_in_clear_text_is_refused_in_one_line(field: str, given: dict[s
         SparkSessionResource(conf={"spark.hadoop.fs.s3a.secret.key": CANARY}),
         SparkSessionResource(conf={"spark.driver.extraJavaOptions": "-DtrustStorePassword=KNRx"}),
         SparkSessionResource(remote_url="sc://host:15002/;token=KNRsecret"),
-        ArroyoDirectory(api_token=CANARY),
+        ArroyoStateStore(checkpoint_url="s3://bucket/k", arroyo_api_token=CANARY),
     ],
 )
 def test_other_resources_refuse_secrets_as_well(resource: Any) -> None:

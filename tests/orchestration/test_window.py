@@ -104,7 +104,7 @@ def test_a_job_that_nobody_may_rewrite_waits_with_the_forecast_and_what_is_missi
 @pytest.mark.usefixtures("retries_at_once")
 def test_a_source_that_does_not_answer_is_asked_again(deployed: Deployment) -> None:
     written(deployed)
-    known(deployed, directory=ArroyoDirectory(api_url="http://127.0.0.1:9"))
+    known(deployed, api_url="http://127.0.0.1:9")
     result = compacted(deployed)
     assert not result.success
     assert "127.0.0.1:9" in failure(result).description
@@ -129,7 +129,7 @@ def test_a_window_stops_rewrites_and_starts_a_job_and_tells_of_it(
 ) -> None:
     before = content(model.job.store, model.job.paths)
     with arroyo(model) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        known(deployed, api_url=server.url)
         result = open_window(deployed)
     assert result.success
     assert model.state == "Running"
@@ -145,7 +145,7 @@ def test_a_window_that_names_no_job_touches_none_and_is_not_green(
     deployed: Deployment, model: ModelArroyo
 ) -> None:
     with arroyo(model) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        known(deployed, api_url=server.url)
         server.asked.clear()
         result = open_window(deployed, jobs=[])
         assert server.asked == []
@@ -166,7 +166,7 @@ def test_what_a_window_left_stopped_the_sensor_starts(
 ) -> None:
     before = content(model.job.store, model.job.paths)
     with arroyo(model) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        known(deployed, api_url=server.url)
         sensor = deployed.defs.resolve_sensor_def("arroyo_window_recovery")
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
         assert not deployed.evaluate("arroyo_window_recovery").run_requests
@@ -187,7 +187,7 @@ def test_a_job_that_is_not_started_again_fails_the_run_loudly(
     deployed: Deployment, model: ModelArroyo
 ) -> None:
     with arroyo(model, Faults(at=12, until=10**9)) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        known(deployed, api_url=server.url)
         result = open_window(deployed, stop_seconds=2.0, start_seconds=1.0)
     assert not result.success
     assert "NOT STARTED AGAIN: job_x" in failure(result).description
@@ -197,7 +197,7 @@ def test_a_held_lease_lets_a_window_wait_and_its_other_jobs_go_on(
     deployed: Deployment, model: ModelArroyo
 ) -> None:
     with arroyo(model) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        known(deployed, api_url=server.url)
         with lease(model.job.store, model.job.paths, "somebody"):
             result = open_window(deployed, lease_wait_seconds=0.0)
             assert result.success
@@ -215,7 +215,7 @@ def test_an_interrupt_records_what_a_window_published(
 
     monkeypatch.setattr(job_window.JobWindow, "_verify", interrupted)
     with arroyo(model) as server:
-        known(deployed, directory=ArroyoDirectory(api_url=server.url))
+        known(deployed, api_url=server.url)
         result = open_window(deployed)
         assert not result.success
         assert model.state == "Running"

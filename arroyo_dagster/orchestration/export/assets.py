@@ -10,7 +10,7 @@ from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
+from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, asset_job, due_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import resolve_variables
 from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, serve
@@ -70,13 +70,8 @@ def build_exports(
     )
     if not assets:
         return dg.Definitions()
-    job: Any = dg.define_asset_job(
-        names.name("arroyo_export"),
-        selection=dg.AssetSelection.assets(*assets),
-        description="Export the tables of pipelines with new epochs.",
-        executor_def=dg.in_process_executor,
-        run_tags=BACKGROUND_TAGS,
-    )
+    text = "Export the tables of pipelines with new epochs."
+    job = asset_job(names, "arroyo_export", assets, text, tags=BACKGROUND_TAGS)
     schedule = due_schedule(
         names,
         job,
@@ -213,7 +208,6 @@ def _result(
                 "exported now": f"{shown.counted(len(new), 'epoch')}, "
                 f"{shown.counted(sum(one.rows for one in new), 'row')}, "
                 f"{format_bytes(sum(one.size_bytes for one in new))}",
-                "rows by epoch": shown.sparkline([one.rows for one in found]),
                 "epochs": shown.table(map(_line, reversed(found))),
                 "dagster/row_count": newest.rows,
                 "dagster/column_schema": shown.column_schema(columns, {}),

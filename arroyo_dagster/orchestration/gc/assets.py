@@ -8,7 +8,7 @@ needs read-only credentials.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 class GcRunConfig(BoundsConfig):
     """Fields that all three kinds of gc share."""
 
+    kind: ClassVar[PlanKind]
     dry_run: bool = Field(default=True, description="Plan only. Set to false to delete.")
     quarantine: bool = setting_field(DeletionSettings, "quarantine")
     max_checkpoint_slowdown: float = setting_field(DeletionSettings, "max_checkpoint_slowdown")
@@ -72,66 +73,56 @@ class GcRunConfig(BoundsConfig):
 
     def asked(self, tools: Tools) -> "GcRequest":
         """Return the request for the state package."""
-        raise NotImplementedError
+        from arroyo_dagster.state.operations.gc.plan import GcRequest
 
-    def moves(self, kind: PlanKind) -> bool:
+        kind = self.kind
+        purge_after = configured(OrphanSettings, self).purge_after_micros
+        return GcRequest(
+            kind=kind,
+            retention=configured(Retention, self) if kind is PlanKind.EXPIRE else None,
+            grace_micros=configured(GraceSettings, self).grace_micros,
+            purge_after_micros=purge_after if kind is PlanKind.ORPHANS else None,
+            directory=tools.store.directory(self.assumed()),
+        )
+
+    def assumed(self) -> dict[str, str]:
+        """Return the status that the user assumes, by job."""
+        return {}
+
+    def moves(self) -> bool:
         """Return whether objects are moved to quarantine. Raises InputError: contradictory."""
-        return OrphanSettings().moves(kind, quarantine=self.quarantine)
+        return configured(OrphanSettings, self).moves(self.kind, quarantine=self.quarantine)
 
 
 class GcConfig(GcRunConfig):
     """Which epochs to keep. With both fields, an epoch stays if either keeps it."""
 
+    kind = PlanKind.EXPIRE
     keep_epochs: int | None = setting_field(Retention, "keep_epochs", default=10)
     keep_days: float | None = setting_field(Retention, "keep_micros")
-
-    def asked(self, tools: Tools) -> "GcRequest":
-        """Return the request of an expiry."""
-        return _asked(PlanKind.EXPIRE, tools, retention=configured(Retention, self))
 
 
 class OrphansConfig(GcRunConfig):
     """How long to keep unreferenced objects, and what earlier runs moved to quarantine."""
 
+    kind = PlanKind.ORPHANS
     older_than_days: float = setting_field(GraceSettings, "grace_micros")
     delete: bool = setting_field(OrphanSettings, "delete")
     purge_after_days: float = setting_field(OrphanSettings, "purge_after_micros")
-
-    def asked(self, tools: Tools) -> "GcRequest":
-        """Return the request of a gc of orphans."""
-        return _asked(
-            PlanKind.ORPHANS,
-            tools,
-            grace_micros=configured(GraceSettings, self).grace_micros,
-            purge_after_micros=configured(OrphanSettings, self).purge_after_micros,
-        )
-
-    def moves(self, kind: PlanKind) -> bool:
-        """Return as `GcRunConfig.moves`."""
-        return configured(OrphanSettings, self).moves(kind, quarantine=self.quarantine)
 
 
 class DeadJobsConfig(GcRunConfig):
     """When a complete job may be deleted."""
 
+    kind = PlanKind.DEAD_JOB
     older_than_days: float = setting_field(GraceSettings, "grace_micros")
     gone: list[str] = Field(
         default_factory=list, description="Jobs of which you say that they will never run again."
     )
 
-    def asked(self, tools: Tools) -> "GcRequest":
-        """Return the request of a gc of a dead job."""
-        assumed = dict.fromkeys(self.gone, "gone")
-        grace = configured(GraceSettings, self).grace_micros
-        return _asked(PlanKind.DEAD_JOB, tools, assumed, grace_micros=grace)
-
-
-def _asked(
-    kind: PlanKind, tools: Tools, assumed: dict[str, str] | None = None, **options: Any
-) -> "GcRequest":
-    from arroyo_dagster.state.operations.gc.plan import GcRequest
-
-    return GcRequest(kind=kind, directory=tools.store.directory(assumed), **options)
+    def assumed(self) -> dict[str, str]:
+        """Return these jobs as gone."""
+        return dict.fromkeys(self.gone, "gone")
 
 
 # ---- epochs of one pipeline ----------------------------------------------------------------------
@@ -205,7 +196,7 @@ class _GcRun:
             self.plans.append(plan)
             return
         options = GcOptions(
-            quarantine=config.moves(asked.kind),
+            quarantine=config.moves(),
             max_checkpoint_slowdown=config.max_checkpoint_slowdown,
             journal_micros=configured(DeletionSettings, config).journal_micros,
             approved=config.approved_plan is not None,
@@ -282,15 +273,12 @@ class _GcRun:
 
 # ---- the whole root ------------------------------------------------------------------------------
 
-_ROOT_KINDS: "dict[str, tuple[PlanKind, type[GcRunConfig]]]" = {
-    ORPHANS: (PlanKind.ORPHANS, OrphansConfig),
-    DEAD_JOBS: (PlanKind.DEAD_JOB, DeadJobsConfig),
-}
+_CONFIGS: dict[str, type[GcRunConfig]] = {ORPHANS: OrphansConfig, DEAD_JOBS: DeadJobsConfig}
 
 
 def build_root_gc(names: Names, table: str) -> dg.AssetsDefinition:
     """Build `orphans` or `dead_jobs`: one run looks at every job below the root."""
-    kind, config_class = _ROOT_KINDS[table]
+    config_class = _CONFIGS[table]
     spec = names.spec(table).replace_attributes(skippable=True)
 
     @dg.multi_asset(
@@ -306,7 +294,7 @@ def build_root_gc(names: Names, table: str) -> dg.AssetsDefinition:
         tools, runs = names.tools(context), list[_GcRun]()
         given: GcRunConfig = config
         with as_failure():
-            jobs, others = _allowed(kind, given, tools)
+            jobs, others = _allowed(given, tools)
 
         def work(turn: Turn) -> Iterator[Any]:
             runs.append(_GcRun(turn, given))
@@ -349,9 +337,7 @@ def _root_events(
         yield dg.AssetObservation(key, metadata=metadata)
 
 
-def _allowed(
-    kind: PlanKind, config: GcRunConfig, tools: Tools
-) -> "tuple[list[ListedPipeline], dict[str, str]]":
+def _allowed(config: GcRunConfig, tools: Tools) -> "tuple[list[ListedPipeline], dict[str, str]]":
     """Return the jobs that may be collected, and why others may not.
 
     Of orphans: managed jobs, and Arroyo jobs with a sufficient source of their status. Of dead
@@ -366,7 +352,7 @@ def _allowed(
     jobs = tools.store.jobs()
     maintained = set(tools.store.maintained(str(paths.root) for paths in jobs))
     jobs = [paths for paths in jobs if str(paths.root) in maintained]
-    dead = kind is PlanKind.DEAD_JOB
+    dead = config.kind is PlanKind.DEAD_JOB
     answers = dict(zip(jobs, asked.directory.look_up(jobs), strict=True)) if dead else {}
 
     def problem(paths: JobPaths) -> str | None:

@@ -16,7 +16,7 @@ from arroyo_dagster.orchestration.failures import failure_of
 from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.requests import maintenance_job
+from arroyo_dagster.orchestration.requests import asset_job
 from arroyo_dagster.orchestration.serving import Turn
 from arroyo_dagster.orchestration.settings import configured, setting_field
 from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
@@ -112,7 +112,7 @@ def build_change(
         in_turn=True,
     )
     assets = build_pipeline_assets(names, step, arroyos)
-    return assets, maintenance_job(names, job, assets, description)
+    return assets, asset_job(names, job, assets, description)
 
 
 def _check_single(selected: Sequence[ListedPipeline]) -> None:
