@@ -195,10 +195,14 @@ _CLASSES = (
 )
 
 
-def order_of(changes: Iterable[str]) -> str:
-    """The kinds of the objects that are written and deleted, in order, without repetition."""
+def order_of(changes: Iterable[str], before: Objects) -> str:
+    """The kinds of the objects that are written and deleted, in order, without repetition; of
+    metadata that is overwritten, the objects."""
     kinds = []
     for change in changes:
+        if change[0] == "+" and change[1:] in before and f"/{OUR_DIRECTORY}/" not in change:
+            kinds.append("+" + "/".join(change.split("/")[-2:]))
+            continue
         for pattern, kind in _CLASSES:
             match = re.search(pattern, change)
             if match is not None:
@@ -224,7 +228,7 @@ def run_step(case: Case, store: MemoryStore, words: Words) -> tuple[Result, dict
             published.setdefault(_plain(path), []).append(digest)
     result: Result = {
         "exit": exit_code,
-        "order": order_of(changes),
+        "order": order_of(changes, before),
         "published": {path: sorted(digests) for path, digests in sorted(published.items())},
         "records": _without_leases(path for path in written if f"/{OUR_DIRECTORY}/" in path),
         "deleted": _without_leases(before.keys() - after.keys()),
