@@ -33,7 +33,8 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
-from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec import metadata
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.codec.parquet import encode_pairs, encode_rows
 from arroyo_dagster.state.codec.schema import file_schema, memory_schema
@@ -306,7 +307,7 @@ class ArroyoJob:
             checkpoint_ref=ref,
             created_at_micros=1,
         )
-        self.store.put(self.paths.epoch_record(epoch), records.encode_epoch_record(claim))
+        self.store.put(self.paths.epoch_record(epoch), encode(claim))
         self.previous = ref
 
     def _publish_generation(self, base: StatePath | None, latest: StatePath | None) -> None:
@@ -320,8 +321,8 @@ class ArroyoJob:
         fence = CurrentGeneration(**shared, generation_manifest_ref=path)
         generation = GenerationManifest(**shared, base_ref=base, latest_ref=latest)
         put = self.store.put
-        put(self.paths.current_generation, records.encode_current_generation(fence))
-        put(path, records.encode_generation_manifest(generation))
+        put(self.paths.current_generation, encode(fence))
+        put(path, encode(generation))
 
     def start_empty(self) -> None:
         """Start the next run with `ignore_state`, in the legacy layout."""

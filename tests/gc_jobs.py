@@ -25,7 +25,8 @@ from arroyo_dagster.state import (
     WriteProtected,
     verify_job,
 )
-from arroyo_dagster.state.codec import compaction_records, metadata, parquet
+from arroyo_dagster.state.codec import metadata, parquet
+from arroyo_dagster.state.codec.maintenance_records import decode_compaction_record
 from arroyo_dagster.state.codec.parquet import FooterFacts, read_facts
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
 from arroyo_dagster.state.operations.catalog.job_directory import AssumedJobs, JobDirectory
@@ -152,7 +153,7 @@ def _listed(store: ObjectStore, path: StatePath) -> Iterable[StatePath]:
     name = path.name
     if "/_arroyo_dagster/" in path:
         if "/compactions/" in path:
-            record = compaction_records.decode_compaction_record(store.read(path), path)
+            record = decode_compaction_record(store.read(path), path)
             return [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
         return []
     if name == "checkpoint-manifest.pb":

@@ -14,8 +14,8 @@ from typing import Any
 from unittest import mock
 
 from arroyo_dagster.state import JobPaths, StatePath
-from arroyo_dagster.state.codec import compaction_records, metadata, records, references
 from arroyo_dagster.state.codec import gc as collecting
+from arroyo_dagster.state.codec import maintenance_records, metadata, records, references
 from arroyo_dagster.state.model import garbage as model
 from arroyo_dagster.state.model import ids, objects
 from arroyo_dagster.state.operations.gc import (
@@ -39,7 +39,7 @@ DECODERS = (
     (records, "decode_generation_manifest"),
     (records, "decode_epoch_record"),
     (records, "decode_committed_marker"),
-    (compaction_records, "decode_compaction_record"),
+    (maintenance_records, "decode_compaction_record"),
     (records, "decode_commit_note"),
     (collecting, "decode_pins"),
 )

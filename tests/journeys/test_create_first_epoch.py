@@ -23,7 +23,7 @@ from arroyo_dagster.state import (
     WriteProtected,
     open_store,
 )
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -142,7 +142,7 @@ def test_a_fault_at_any_change_leaves_nothing_or_a_whole_epoch(
         restored = backend.next_restore()
         seen.add(type(restored))
         if isinstance(restored, Claim):  # as Arroyo's start does
-            assert store.create(restored.record_path, records.encode_epoch_record(restored.record))
+            assert store.create(restored.record_path, encode(restored.record))
             assert state_of(store, job.paths) == expected, note
             store.delete_many([restored.record_path])
         elif isinstance(restored, Restore):

@@ -40,6 +40,7 @@ from arroyo_dagster.state import (
     summarise_jobs,
 )
 from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.model.checkpoints import EpochRecord
 from arroyo_dagster.state.model.ids import path_error
@@ -224,7 +225,7 @@ def test_a_record_that_names_another_job_is_not_followed_either(ref: str) -> Non
     path = paths.epoch_record(Epoch(2))
     record = records.decode_epoch_record(store.read(path), path)
     hostile: EpochRecord = replace(record, checkpoint_ref=StatePath(ref))
-    store.put(path, records.encode_epoch_record(hostile))
+    store.put(path, encode(hostile))
     watched = Watched(store)
     for way in everything(watched, paths):
         error_of(way)

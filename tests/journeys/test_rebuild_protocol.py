@@ -34,6 +34,7 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.surgery.edits import SetWatermark
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -141,7 +142,7 @@ def test_the_record_of_the_newest_epoch_needs_the_hint_of_its_run() -> None:
     hint = paths.generation_manifest(RUN)
     named = records.decode_generation_manifest(store.read(hint), hint)
     older = replace(named, latest_ref=the_manifest(paths, 2))
-    store.put(hint, records.encode_generation_manifest(older))
+    store.put(hint, encode(older))
     refused(store, paths, "nothing shows that .* was ever published", 3)
 
 
