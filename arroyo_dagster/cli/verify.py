@@ -12,6 +12,7 @@ from arroyo_dagster.cli.rendering import finding_json, print_json, print_table, 
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress
 from arroyo_dagster.state.model.settings import settings_from
@@ -131,7 +132,7 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "epochs": list(found.epochs),
         "findings": [finding_json(one) for one in found.verdict.findings],
         "restore": [_restore_json(one) for one in found.restore],
-        "engines": [choice.to_json() for choice in found.engines],
+        "engines": plain_values(found.engines),
     }
 
 

@@ -357,7 +357,7 @@ def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]
         "size_bytes_after": outcome.size_bytes_after,
         "published": outcome.published,
         "epoch": outcome.epoch,
-        "engines": [choice.to_json() for choice in outcome.engines],
+        "engines": plain_values(outcome.engines),
     }
 
 
