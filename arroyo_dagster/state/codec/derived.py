@@ -90,11 +90,15 @@ def encode(record: object) -> bytes:
     data = encode_json({"version": version, **plain_values(record)})
     unknown: bytes = getattr(record, "unknown", b"")
     data = data[:-1] + b"," + unknown[1:] if unknown else data
-    left_out = {one.name: getattr(record, one.name) for one in _fields(kind) if not one.stored}
+    left_out = {
+        field.name: getattr(record, field.name) for field in _fields(kind) if not field.stored
+    }
     try:
-        decode(kind, data, "the new record", **left_out)
+        same = decode(kind, data, "the new record", **left_out) == record
     except FormatError as error:
         raise InputError(f"a record cannot be written: {error.message}") from error
+    if not same:  # a merge without any file may be one of pairs, or of rows
+        raise InputError("a record cannot be written: it would be read as another one")
     return data
 
 
@@ -116,9 +120,9 @@ def decode_values(
 ) -> T:
     """Decode a record of which the JSON is decoded. Errors as in `decode`."""
     values, fields = dict(document), _fields(kind)
-    if not any(one.name == "unknown" for one in fields):
+    if not any(field.name == "unknown" for field in fields):
         check_version(values, path)
-        if not any(one.name == "version" for one in fields):
+        if not any(field.name == "version" for field in fields):
             del values["version"]
     try:
         record: T = _object(kind, left_out, values)
@@ -157,13 +161,13 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {str(key): plain_values(one) for key, one in value.items()}
+        return {str(key): plain_values(item) for key, item in value.items()}
     if not dataclasses.is_dataclass(value):
-        return [plain_values(one) for one in value]
-    fields = [one for one in _fields(type(value)) if one.stored and not one.is_bytes]
+        return [plain_values(item) for item in value]
+    fields = [field for field in _fields(type(value)) if field.stored and not field.is_bytes]
     if getattr(value, "json_as_list", False):
-        return [plain_values(getattr(value, one.name)) for one in fields]
-    return {one.json: plain_values(getattr(value, one.name)) for one in fields}
+        return [plain_values(getattr(value, field.name)) for field in fields]
+    return {field.json: plain_values(getattr(value, field.name)) for field in fields}
 
 
 # ---- JSON to values ------------------------------------------------------------------------------
@@ -201,8 +205,8 @@ class _Field:
 
 def _derived_fields(kind: Any) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    fields = [_field(one.name, hints[one.name]) for one in dataclasses.fields(kind)]
-    return tuple(sorted(fields, key=lambda one: one.name != "version"))
+    fields = [_field(field.name, hints[field.name]) for field in dataclasses.fields(kind)]
+    return tuple(sorted(fields, key=lambda field: field.name != "version"))
 
 
 _fields: Callable[[Any], tuple[_Field, ...]] = functools.cache(_derived_fields)
@@ -210,7 +214,7 @@ _fields: Callable[[Any], tuple[_Field, ...]] = functools.cache(_derived_fields)
 
 def _field(name: str, hint: Any) -> _Field:
     extras = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
-    json_name = next((one.name for one in extras if isinstance(one, JsonName)), name)
+    json_name = next((extra.name for extra in extras if isinstance(extra, JsonName)), name)
     bare = typing.get_args(hint)[0] if extras else hint
     return _Field(name, json_name, bare, NOT_STORED not in extras, bare is bytes)
 
@@ -253,7 +257,9 @@ def _derived_reader(kind: Any) -> _Read:
     if isinstance(kind, typing.NewType) or origin is typing.Annotated:
         return _reader(kind.__supertype__ if origin is None else arguments[0])
     if origin in (types.UnionType, typing.Union):
-        return functools.partial(_one_of, tuple(one for one in arguments if one is not type(None)))
+        return functools.partial(
+            _one_of, tuple(kind for kind in arguments if kind is not type(None))
+        )
     if origin is tuple:
         last = arguments[-1] is Ellipsis
         item = functools.partial(_items, _reader(arguments[0]))
@@ -288,7 +294,9 @@ def _one_of(kinds: tuple[Any, ...], document: Any) -> Any:
         return _reader(kinds[0])(document)
     errors = [_Wrong("an object with other fields", document)]
     for kind in kinds:
-        if isinstance(document, Mapping) and document.keys() == {one.json for one in _fields(kind)}:
+        if isinstance(document, Mapping) and document.keys() == {
+            field.json for field in _fields(kind)
+        }:
             try:
                 return _reader(kind)(document)
             except _Wrong as error:
@@ -300,9 +308,9 @@ def _items(read: _Read, document: Any) -> tuple[Any, ...]:
     if not isinstance(document, list):
         raise _Wrong("a list", document)
     values = []
-    for number, one in enumerate(document):
+    for number, item in enumerate(document):
         try:
-            values.append(read(one))
+            values.append(read(item))
         except _Wrong as error:
             raise error.below(f"[{number}]") from None
     return tuple(values)
@@ -311,12 +319,12 @@ def _items(read: _Read, document: Any) -> tuple[Any, ...]:
 def _fixed(readers: tuple[_Read, ...], document: Any) -> tuple[Any, ...]:
     if not isinstance(document, list) or len(document) != len(readers):
         raise _Wrong(f"a list of {len(readers)}", document)
-    return tuple(read(one) for read, one in zip(readers, document, strict=True))
+    return tuple(read(item) for read, item in zip(readers, document, strict=True))
 
 
 def _listed(kind: Any, document: Any) -> Any:
-    readers = tuple(one.read for one in _fields(kind))
-    names = (one.name for one in _fields(kind))
+    readers = tuple(field.read for field in _fields(kind))
+    names = (field.name for field in _fields(kind))
     return _made(kind, dict(zip(names, _fixed(readers, document), strict=True)), document)
 
 
@@ -324,9 +332,9 @@ def _mapping(key: _Read, value: _Read, document: Any) -> dict[Any, Any]:
     if not isinstance(document, Mapping):
         raise _Wrong("an object", document)
     found = {}
-    for name, one in document.items():
+    for name, item in document.items():
         try:
-            found[key(name)] = value(one)
+            found[key(name)] = value(item)
         except _Wrong as error:
             raise error.below(f"[{shortened(name)}]") from None
     return found
@@ -336,7 +344,7 @@ def _enum(kind: type[enum.Enum], document: Any) -> Any:
     for member in kind:
         if member.value == document and type(member.value) is type(document):
             return member
-    raise _Wrong("one of " + ", ".join(str(one.value) for one in kind), document)
+    raise _Wrong("one of " + ", ".join(str(member.value) for member in kind), document)
 
 
 def _text(document: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,3 +129,9 @@ def test_what_a_reader_would_refuse_is_not_written() -> None:
                 **{**JOB, "token": -1}, pipeline=None, worker_generation=None, run_id=None
             )
         )
+
+
+def test_a_record_that_would_be_read_as_another_one_is_not_written() -> None:
+    nothing = MergedRows(**OF, inputs=(), outputs=())  # as JSON like a merge of pairs
+    with pytest.raises(InputError, match="would be read as another one"):
+        encode(replace(COMPACTION, merged=(nothing,)))
