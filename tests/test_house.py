@@ -27,7 +27,7 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 947,
-    "cli": 9_605,
+    "cli": 9_599,
     "dataflow": 21_421,
     "orchestration": 10_041,
     "sdf": 41,

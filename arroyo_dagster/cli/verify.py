@@ -137,16 +137,8 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
 
 
 def _restore_json(one: SubtaskRestore) -> dict[str, Any]:
-    return {
-        "operator_id": one.operator,
-        "table": one.table,
-        "kind": one.kind.name.lower(),
-        "subtask": one.subtask,
-        "files": list(one.files),
-        "bytes": one.size_bytes,
-        "rows": one.rows,
-        "requests": one.requests,
-    }
+    cost = {**plain_values(one), "kind": one.kind.name.lower()}
+    return {"operator_id": cost.pop("operator"), "bytes": cost.pop("size_bytes"), **cost}
 
 
 # ---- for people ----------------------------------------------------------------------------------
