@@ -33,6 +33,7 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.tables.time_files import in_range
 from tests.formats import (
     CurrentGeneration,
@@ -56,7 +57,6 @@ from tests.formats import (
     file_schema,
     memory_schema,
     metadata,
-    records,
 )
 from tests.internals import AssumedJobs, JobDirectory, Restore, restored_rows
 
@@ -303,7 +303,7 @@ class ArroyoJob:
             checkpoint_ref=ref,
             created_at_micros=1,
         )
-        self.store.put(self.paths.epoch_record(epoch), records.encode_epoch_record(claim))
+        self.store.put(self.paths.epoch_record(epoch), encode(claim))
         self.previous = ref
 
     def _publish_generation(self, base: StatePath | None, latest: StatePath | None) -> None:
@@ -317,8 +317,8 @@ class ArroyoJob:
         fence = CurrentGeneration(**shared, generation_manifest_ref=path)
         generation = GenerationManifest(**shared, base_ref=base, latest_ref=latest)
         put = self.store.put
-        put(self.paths.current_generation, records.encode_current_generation(fence))
-        put(path, records.encode_generation_manifest(generation))
+        put(self.paths.current_generation, encode(fence))
+        put(path, encode(generation))
 
     def start_empty(self) -> None:
         """Start the next run with `ignore_state`, in the legacy layout."""

@@ -25,6 +25,7 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.codec.derived import encode
 from tests.formats import (
     CompactionRecord,
     ExpiringTimeKeyConfig,
@@ -469,7 +470,7 @@ def _record_path(scene: Scene, before: int = 0) -> StatePath:
 def _edit_record(scene: Scene, **changes: Any) -> StatePath:
     path = _record_path(scene)
     record = records.decode_epoch_record(scene.store.read(path), path)
-    scene.store.put(path, records.encode_epoch_record(replace(record, **changes)))
+    scene.store.put(path, encode(replace(record, **changes)))
     return path
 
 
@@ -594,7 +595,7 @@ def fence_stale(scene: Scene) -> Expected:
         worker_generation=older,
         generation_manifest_ref=scene.paths.generation_manifest(older),
     )
-    scene.store.put(path, records.encode_current_generation(stale))
+    scene.store.put(path, encode(stale))
     return errors("fence-stale", path)
 
 
@@ -627,7 +628,7 @@ def generation_manifest_of_another(scene: Scene) -> Expected:
     path = _generation_manifest(scene)
     found = records.decode_generation_manifest(scene.store.read(path), path)
     other = replace(found, worker_generation=WorkerGeneration(found.worker_generation + 3))
-    scene.store.put(path, records.encode_generation_manifest(other))
+    scene.store.put(path, encode(other))
     return errors("metadata-of-another", path)
 
 
@@ -635,7 +636,7 @@ def hint_stale(scene: Scene) -> Expected:
     path = _generation_manifest(scene)
     found = records.decode_generation_manifest(scene.store.read(path), path)
     stale = replace(found, latest_ref=_parent(scene))
-    scene.store.put(path, records.encode_generation_manifest(stale))
+    scene.store.put(path, encode(stale))
     return (notes if scene.managed else errors)("hint-stale", path)
 
 

@@ -20,6 +20,7 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.tables import StoredSchema
 from tests.formats import (
     MAX_ROUTING_KEY,
@@ -34,7 +35,6 @@ from tests.formats import (
     RunProgress,
     TimeFile,
     metadata,
-    records,
 )
 from tests.formats import state_pb2 as pb
 from tests.stores import Listing, ObjectInfo
@@ -71,7 +71,7 @@ class MadeUpJob:
         self.calls: Counter[str] = Counter()
         self.reads: Counter[str] = Counter()
         self._template = self._operators(operators, tables)
-        self._head = records.encode_generation_manifest(
+        self._head = encode(
             GenerationManifest(
                 pipeline=PipelineId("pl"),
                 job=JobId("big"),
@@ -81,7 +81,7 @@ class MadeUpJob:
                 updated_at_micros=1,
             )
         )
-        self._fence = records.encode_current_generation(
+        self._fence = encode(
             CurrentGeneration(
                 pipeline=PipelineId("pl"),
                 job=JobId("big"),
@@ -174,7 +174,7 @@ class MadeUpJob:
     def record(self, epoch: int) -> bytes:
         """The bytes of one epoch's record."""
         parent = PATHS.manifest(GENERATION, Epoch(epoch - 1)) if epoch > 1 else None
-        return records.encode_epoch_record(
+        return encode(
             EpochRecord(
                 pipeline=PipelineId("pl"),
                 job=JobId("big"),

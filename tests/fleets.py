@@ -20,6 +20,7 @@ from arroyo_dagster.state import (
     WorkerGeneration,
     global_table_config,
 )
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.checkpoints import CommittedMarker
 from tests.formats import (
     CurrentGeneration,
@@ -30,7 +31,6 @@ from tests.formats import (
     Manifest,
     encode_pairs,
     metadata,
-    records,
 )
 
 OPERATOR = OperatorId("count")
@@ -99,7 +99,7 @@ class Written:
             generation_manifest_ref=self.paths.generation_manifest(self.generation),
             updated_at_micros=START,
         )
-        self.store.put(self.paths.current_generation, records.encode_current_generation(fence))
+        self.store.put(self.paths.current_generation, encode(fence))
 
     @property
     def _pipeline(self) -> PipelineId:
@@ -117,7 +117,7 @@ class Written:
             updated_at_micros=START,
         )
         path = self.paths.generation_manifest(self.generation)
-        self.store.put(path, records.encode_generation_manifest(manifest))
+        self.store.put(path, encode(manifest))
 
     def epochs(self, count: int) -> None:
         """Write so many epochs."""
@@ -218,7 +218,7 @@ class Written:
             checkpoint_ref=ref,
             created_at_micros=START,
         )
-        self.store.put(self.paths.epoch_record(self.epoch), records.encode_epoch_record(found))
+        self.store.put(self.paths.epoch_record(self.epoch), encode(found))
         self._ref = ref
 
     def commit(self) -> None:
@@ -233,7 +233,7 @@ class Written:
             checkpoint_ref=self._ref,
         )
         path = self.paths.committed(self.generation, self.epoch)
-        self.store.put(path, records.encode_committed_marker(marker))
+        self.store.put(path, encode(marker))
 
     def expire(self, epochs: Iterable[int]) -> None:
         """Remove what makes these epochs exist."""

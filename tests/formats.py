@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arroyo_dagster.state.codec import compaction_records, metadata, records
+from arroyo_dagster.state.codec import maintenance_records, metadata, records
 from arroyo_dagster.state.codec.digest import digest_rows
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
@@ -83,9 +83,9 @@ __all__ = [
     "MergedPairs", "MergedRows", "NewPosition", "ObjectKind", "Overrides", "Packed", "Pin",
     "Quarantined", "RewriteShard", "Roots", "RowsDigest", "RunProgress", "SetEntry",
     "SetOffsets", "SetWatermark", "SortOrder", "SourceAnswer", "StoredObject",
-    "SubtaskCheckpoint", "TableAction", "TableFiles", "TimeFile", "compaction_records",
+    "SubtaskCheckpoint", "TableAction", "TableFiles", "TimeFile",
     "decode_file", "decode_operator", "digest_rows", "encode_manifest", "encode_operation",
     "encode_pairs", "encode_rows", "file_schema", "is_compacted", "is_rewritten", "iso_micros",
-    "memory_schema", "metadata", "object_name", "objects", "path_error", "read_facts",
-    "records", "schema_from_json", "schema_to_json", "state_pb2", "types",
+    "maintenance_records", "memory_schema", "metadata", "object_name", "objects", "path_error",
+    "read_facts", "records", "schema_from_json", "schema_to_json", "state_pb2", "types",
 ]  # fmt: skip

@@ -26,9 +26,10 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.codec import parquet
+from arroyo_dagster.state.codec.maintenance_records import decode_compaction_record
 from arroyo_dagster.state.codec.parquet import FooterFacts
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
-from tests.formats import compaction_records, metadata, read_facts
+from tests.formats import metadata, read_facts
 from tests.internals import AssumedJobs, JobDirectory
 from tests.jobs import run_word_job, word_job
 from tests.stores import Listing, ObjectInfo, Wrapper
@@ -152,7 +153,7 @@ def _listed(store: ObjectStore, path: StatePath) -> Iterable[StatePath]:
     name = path.name
     if "/_arroyo_dagster/" in path:
         if "/compactions/" in path:
-            record = compaction_records.decode_compaction_record(store.read(path), path)
+            record = decode_compaction_record(store.read(path), path)
             return [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
         return []
     if name == "checkpoint-manifest.pb":

@@ -16,7 +16,7 @@ from arroyo_dagster.cli.common import (
 )
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, show_progress
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
-from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS, LeaseSettings
@@ -71,14 +71,14 @@ def rollback(
         with show_progress(as_json=as_json, name=paths.root) as on_progress:
             plan = plan_rollback(store, paths, epoch, on_progress)
         if as_json:
-            print_json({"plan": plan_to_json(plan), "done": False, "epoch": None})
+            print_json({"plan": plain_values(plan), "done": False, "epoch": None})
             return
         _print_plan(plan)
         click.echo(f"Nothing was changed. To execute: {rollback_command(paths, plan.epoch)} --yes")
         return
     outcome = _planned_and_run(store, paths, epoch, lease_wait_seconds)
     if as_json:
-        print_json({"plan": plan_to_json(outcome.plan), "done": True, "epoch": outcome.epoch})
+        print_json({"plan": plain_values(outcome.plan), "done": True, "epoch": outcome.epoch})
         return
     _print_plan(outcome.plan)
     click.echo(done_line(outcome))

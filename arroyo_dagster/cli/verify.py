@@ -12,6 +12,7 @@ from arroyo_dagster.cli.rendering import finding_json, print_json, print_table, 
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress
 from arroyo_dagster.state.model.settings import settings_from
@@ -131,21 +132,13 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "epochs": list(found.epochs),
         "findings": [finding_json(one) for one in found.verdict.findings],
         "restore": [_restore_json(one) for one in found.restore],
-        "engines": [choice.to_json() for choice in found.engines],
+        "engines": plain_values(found.engines),
     }
 
 
 def _restore_json(one: SubtaskRestore) -> dict[str, Any]:
-    return {
-        "operator_id": one.operator,
-        "table": one.table,
-        "kind": one.kind.name.lower(),
-        "subtask": one.subtask,
-        "files": list(one.files),
-        "bytes": one.size_bytes,
-        "rows": one.rows,
-        "requests": one.requests,
-    }
+    cost = {**plain_values(one), "kind": one.kind.name.lower()}
+    return {"operator_id": cost.pop("operator"), "bytes": cost.pop("size_bytes"), **cost}
 
 
 # ---- for people ----------------------------------------------------------------------------------

@@ -124,8 +124,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         settings: CompactionSettings,
         options: "CompactionOptions",
     ) -> "CompactionOutcome":
-        from arroyo_dagster.state.codec.messages import value_from_json
-        from arroyo_dagster.state.codec.plans import plain_values
+        from arroyo_dagster.state.codec.derived import plain_values, value_from_json
         from arroyo_dagster.state.operations.compaction.plan import plan_compaction
         from arroyo_dagster.state.operations.compaction.publish import CompactionOutcome
 
@@ -163,7 +162,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         *,
         plan: "GcPlan",
     ) -> "GcOutcome":
-        from arroyo_dagster.state.codec.plans import plain_values
+        from arroyo_dagster.state.codec.derived import plain_values
 
         choice = self._choose_gc(request, options, plan)
         if choice.engine is StepEngine.IN_PROCESS:
@@ -214,7 +213,7 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         more: Mapping[str, Any],
         on_error: Any = None,
     ) -> dict[str, Any]:
-        from arroyo_dagster.state.codec.plans import plain_values
+        from arroyo_dagster.state.codec.derived import plain_values
 
         request = {
             "do": what,
@@ -233,8 +232,8 @@ def _values(values: Any, *names: str) -> dict[str, Any]:
 
 
 def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
+    from arroyo_dagster.state.codec.derived import value_from_json
     from arroyo_dagster.state.codec.gc import decode_gc_plan
-    from arroyo_dagster.state.codec.messages import value_from_json
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
 
     fields = dict(answer["outcome"])

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from arroyo_dagster.state.codec.maintenance_records import decode_compaction_record
 from tests.explorer.truth import Truth
 from tests.explorer.world import DAY, HOUR, Object, Process, Violation
-from tests.formats import compaction_records
 from tests.formats import state_pb2 as pb
 
 _NUMBER = "([0-9]{7}|[1-9][0-9]{7,})"
@@ -73,7 +73,7 @@ def legacy_operators(data: bytes) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1000)
 def _outputs(data: bytes) -> tuple[str, ...]:
-    record = compaction_records.decode_compaction_record(data, "a compaction record")
+    record = decode_compaction_record(data, "a compaction record")
     return tuple(path for one in record.merged for path in one.output_paths)
 
 

@@ -22,7 +22,7 @@ from arroyo_dagster.state.operations.gc import inventory as inventory
 from arroyo_dagster.state.operations.gc import quarantine, undelete
 from arroyo_dagster.state.operations.gc import root_reader as roots_read
 from arroyo_dagster.state.planning.gc import dead_jobs, epoch_roots, expiry, orphans
-from tests.formats import compaction_records, metadata, objects, records
+from tests.formats import maintenance_records, metadata, objects, records
 
 MOST = 50_000
 
@@ -33,7 +33,7 @@ DECODERS = (
     (records, "decode_generation_manifest"),
     (records, "decode_epoch_record"),
     (records, "decode_committed_marker"),
-    (compaction_records, "decode_compaction_record"),
+    (maintenance_records, "decode_compaction_record"),
     (records, "decode_commit_note"),
     (collecting, "decode_pins"),
 )

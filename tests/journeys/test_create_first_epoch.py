@@ -23,9 +23,10 @@ from arroyo_dagster.state import (
     WriteProtected,
     open_store,
 )
+from arroyo_dagster.state.codec.derived import encode
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.formats import EditOutcome, JobCondition, records
+from tests.formats import EditOutcome, JobCondition
 from tests.internals import (
     Claim,
     EditOptions,
@@ -145,7 +146,7 @@ def test_a_fault_at_any_change_leaves_nothing_or_a_whole_epoch(
         restored = backend.next_restore()
         seen.add(type(restored))
         if isinstance(restored, Claim):  # as Arroyo's start does
-            assert store.create(restored.record_path, records.encode_epoch_record(restored.record))
+            assert store.create(restored.record_path, encode(restored.record))
             assert state_of(store, job.paths) == expected, note
             store.delete_many([restored.record_path])
         elif isinstance(restored, Restore):

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
-from arroyo_dagster.errors import ConflictError, NotFoundError, StorageError
+from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state import (
     Epoch,
     MemoryStore,
@@ -45,7 +45,7 @@ def job() -> StateJob:
 def exported(store: ObjectStore, epoch: int) -> pa.Table:
     folder = StatePath(f"epoch={epoch}")
     done = json.loads(store.read(folder / "_SUCCESS"))
-    names = [f"part-{at:05}.parquet" for at in range(done["files"])]
+    names = [f"part-{at:05}.parquet" for at in range(done["exported"]["files"])]
     return pa.concat_tables([pq.read_table(BytesIO(store.read(folder / name))) for name in names])
 
 
@@ -107,6 +107,16 @@ def test_an_epoch_of_a_job_that_began_anew_is_refused(job: StateJob) -> None:
     unit = unit_of(job.epoch(epoch), "keep", "rows")
     with pytest.raises(ConflictError, match="of another state of the job"):
         target.exported(replace(unit, finished_at_micros=unit.finished_at_micros + 1))
+
+
+def test_a_damaged_marker_of_an_export_is_refused_by_its_name(job: StateJob) -> None:
+    target, epoch = ParquetTarget(store=MemoryStore()), job.epochs()[0]
+    marker = StatePath(f"epoch={epoch}/_SUCCESS")
+    for damaged in (b"", b"{}", b'{"version":1,"unit":1,"exported":{}}'):
+        target.store.put(marker, damaged)
+        with pytest.raises(FormatError) as refused:
+            list(export_epochs(job, "keep", "rows", target, [epoch]))
+        assert refused.value.facts["path"] == marker
 
 
 def _tuples(rows: pa.Table) -> list[tuple[object, ...]]:

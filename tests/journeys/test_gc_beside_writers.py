@@ -21,6 +21,7 @@ from arroyo_dagster import (
     run_gc,
 )
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.planning.restore import recovery
 from tests.formats import metadata, records
 from tests.gc_jobs import (
@@ -62,7 +63,7 @@ class PublishedLate(Wrapper):
         store.delete_many([self._record])
         manifest = records.decode_generation_manifest(store.read(MANIFEST), MANIFEST)
         hidden = replace(manifest, latest_ref=None)
-        store.put(MANIFEST, records.encode_generation_manifest(hidden))
+        store.put(MANIFEST, encode(hidden))
 
     def read(self, path: StatePath) -> bytes:
         try:
@@ -122,7 +123,7 @@ def late_record(store: MemoryStore, ref: StatePath) -> tuple[StatePath, bytes]:
     """The epoch record that a run writes for its manifest."""
     manifest = metadata.decode_manifest(store.read(ref), ref)
     record = recovery.claim_of(ref, manifest, 1)
-    return PATHS.epoch_record(manifest.epoch), records.encode_epoch_record(record)
+    return PATHS.epoch_record(manifest.epoch), encode(record)
 
 
 def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> None:

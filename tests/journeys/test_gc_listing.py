@@ -38,8 +38,8 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
+from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
-from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
 from arroyo_dagster.state.operations.gc.store_listing import StoreListing
 from tests.contract import servers

@@ -39,6 +39,7 @@ from arroyo_dagster.state import (
     read_rows,
     summarise_jobs,
 )
+from arroyo_dagster.state.codec.derived import encode
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.formats import EpochRecord, metadata, path_error, records
 from tests.formats import state_pb2 as pb
@@ -221,7 +222,7 @@ def test_a_record_that_names_another_job_is_not_followed_either(ref: str) -> Non
     path = paths.epoch_record(Epoch(2))
     record = records.decode_epoch_record(store.read(path), path)
     hostile: EpochRecord = replace(record, checkpoint_ref=StatePath(ref))
-    store.put(path, records.encode_epoch_record(hostile))
+    store.put(path, encode(hostile))
     watched = Watched(store)
     for way in everything(watched, paths):
         error_of(way)

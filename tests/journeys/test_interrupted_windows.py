@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli
 from arroyo_dagster.state import Layout, MemoryStore, PipelineId, configure
-from arroyo_dagster.state.codec.maintenance_records import encode_window_record
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.operations.compaction import controlled_job
 from tests.arroyo_jobs import ArroyoJob, begun
@@ -74,7 +74,7 @@ def test_a_call_after_a_killed_window_says_what_was_not_done(
         opened_at_micros=1 if done else 1 << 60,  # an edit from before the window is not its own
         edits=True,
     )
-    job.store.put(job.paths.window, encode_window_record(record))
+    job.store.put(job.paths.window, encode(record))
     assert call(job, *DELETE, *STOPPED, "--yes", "--quiet", "0").exit_code == 0
     before = held_rows(job.store, job.paths)
     with arroyo(model) as server:

@@ -28,6 +28,7 @@ from arroyo_dagster.state import (
     open_store,
     verify_job,
 )
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.operations.surgery.rebuild.execute import find_damaged_job, plan_rebuild
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.compat.arroyo import unpack
@@ -136,7 +137,7 @@ def test_the_record_of_the_newest_epoch_needs_the_hint_of_its_run() -> None:
     hint = paths.generation_manifest(RUN)
     named = records.decode_generation_manifest(store.read(hint), hint)
     older = replace(named, latest_ref=the_manifest(paths, 2))
-    store.put(hint, records.encode_generation_manifest(older))
+    store.put(hint, encode(older))
     refused(store, paths, "nothing shows that .* was ever published", 3)
 
 

@@ -47,7 +47,7 @@ from arroyo_dagster.state import (
     unpin_epochs,
     verify_job,
 )
-from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.operations.catalog.changes import poll_fleet
@@ -237,7 +237,7 @@ def test_plan_shows_epochs_rows_offsets_and_committed_output() -> None:
         for info in store.list_dir().objects
         if info.path.name.startswith(("0000007", "0000008"))
     }
-    assert json.loads(json.dumps(plan_to_json(plan)))["publishes"] == 9
+    assert json.loads(json.dumps(plain_values(plan)))["publishes"] == 9
 
 
 def test_plan_says_that_a_run_may_be_alive_unless_it_ended_with_its_newest_epoch() -> None:

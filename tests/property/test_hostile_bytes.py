@@ -21,14 +21,15 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec import bounded
+from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
 from arroyo_dagster.state.codec.journal import decode_batch, decode_records, encode_batch
+from arroyo_dagster.state.codec.maintenance_records import decode_compaction_record
 from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.codec.row_groups import DataFile
 from tests.compat.arroyo import DATA
 from tests.formats import (
-    compaction_records,
     decode_file,
     encode_rows,
     metadata,
@@ -57,7 +58,7 @@ JSON: dict[str, Decode] = {
     "epoch record": named(records.decode_epoch_record),
     "marker": named(records.decode_committed_marker),
     "commit note": named(records.decode_commit_note),
-    "compaction record": named(compaction_records.decode_compaction_record),
+    "compaction record": named(decode_compaction_record),
     "gc plan": named(decode_gc_plan),
     "pins": named(decode_pins),
     "type": lambda data: records.decode_type(data.decode(errors="replace")),
@@ -155,7 +156,7 @@ NAMES = st.sampled_from(WORDS.split())
 
 @given(name=st.sampled_from(sorted(JSON)), value=st.dictionaries(NAMES, JSON_VALUES))
 def test_json_of_any_shape_is_a_value_or_a_typed_error(name: str, value: Any) -> None:
-    settled(JSON[name], records.encode_json(value))
+    settled(JSON[name], encode_json(value))
 
 
 @pytest.mark.parametrize("name", sorted(JSON))

@@ -29,7 +29,8 @@ from arroyo_dagster.state import (
     run_pipeline,
     run_rollback,
 )
-from arroyo_dagster.state.codec.gc import encode_pins, encode_quarantined
+from arroyo_dagster.state.codec.derived import encode
+from arroyo_dagster.state.codec.gc import encode_quarantined
 from arroyo_dagster.state.model.garbage import ExpirePlan
 from tests.formats import GcPlan, JobPins, Packed, Pin, Quarantined
 from tests.jobs import copied, word_job
@@ -101,7 +102,7 @@ def _made(case: Case) -> tuple[MemoryStore, JobPaths]:
         for number in sorted(case.pins | case.released)
     ]
     kept = JobPins(pins=tuple(pins), quarantines=("01-a",) if needs else ())
-    store.put(paths.job_pins, encode_pins(kept))
+    store.put(paths.job_pins, encode(kept))
     return store, paths
 
 

@@ -3,11 +3,11 @@ as it was, or is refused when it is written, also with hostile names and extreme
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
+import dataclasses
+import enum
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.sensor import decode_cursor, encode_cursor
 from arroyo_dagster.state import (
     Epoch,
@@ -26,17 +26,30 @@ from arroyo_dagster.state import (
     PipelineId,
     StatePath,
     WorkerGeneration,
-    codec,
 )
 from arroyo_dagster.state.codec import gc, journal
+from arroyo_dagster.state.codec.derived import decode, encode, encode_json
 from arroyo_dagster.state.codec.journal import Previous, RunHeader
-from arroyo_dagster.state.metadata.lease_records import encode_record, read_record
-from arroyo_dagster.state.model.garbage import Moved
+from arroyo_dagster.state.codec.records import CopyMarker, StopRequest
+from arroyo_dagster.state.metadata.lease_records import NewestLease, encode_record, read_record
+from arroyo_dagster.state.model.checkpoints import (
+    CommitNote,
+    CommittedMarker,
+    CurrentGeneration,
+    EpochRecord,
+    GenerationManifest,
+)
+from arroyo_dagster.state.model.compaction import CompactionRecord
+from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, Quarantined
+from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.model.json_fields import MAX_U64
+from arroyo_dagster.state.model.maintenance_window import WindowRecord
+from arroyo_dagster.state.model.objects import Packed
+from arroyo_dagster.state.model.rewrite import RewriteRecord
+from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
+from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
-from tests.formats import Packed, Quarantined, path_error, records
-from tests.internals import FleetCursor
 
 HOSTILE = (
     *("a...b", "...", "..", ".", "", " ", "a b", "a|b", "a\nb", "\x00", "\x7f", "%", "%2F", "a%"),
@@ -79,6 +92,12 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.none()
     if is_dataclass(hint):
         return records_of(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
+    if hint is object:
+        return st.none() | TEXTS | st.lists(TEXTS, max_size=2)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return st.tuples(*map(values_of, arguments))
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
@@ -89,11 +108,13 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
 
 def records_of(kind: Any) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind)
-    fields = [one for one in kind.__dataclass_fields__ if one not in ("version", "unknown")]
+    fields = [
+        one.name for one in dataclasses.fields(kind) if one.name not in ("version", "unknown")
+    ]
     return st.builds(partial(build, kind), **{name: values_of(hints[name]) for name in fields})
 
 
-def build(kind: Any, **fields: Any) -> Any:
+def build(kind: Any, /, **fields: Any) -> Any:
     """A record; None if the record itself refuses a value."""
     if kind is RebuildRecord:  # `before` and `after` are of the same objects
         fields["before"] = {path: fields["before"].get(path) for path in fields["after"]}
@@ -103,36 +124,11 @@ def build(kind: Any, **fields: Any) -> Any:
         return None
 
 
-def _pairs() -> dict[str, tuple[Any, Any, Any]]:
-    """Encoders with their decoders, and the class of their records, by name."""
-    pairs = {}
-    for module in pkgutil.iter_modules(codec.__path__, codec.__name__ + "."):
-        loaded = importlib.import_module(module.name)
-        for name, encode in inspect.getmembers(loaded, inspect.isfunction):
-            decode = getattr(loaded, name.replace("encode_", "decode_"), None)
-            if not name.startswith("encode_") or decode is None or encode.__module__ != module.name:
-                continue
-            hints = {
-                key: hint for key, hint in typing.get_type_hints(encode).items() if key != "return"
-            }
-            pairs[name] = (encode, decode, next(iter(hints.values())))
-    return pairs
-
-
-PAIRS = _pairs()
-OTHERS = {
-    *("encode_moved", "encode_quarantined", "encode_json", "encode_type"),
-    *("encode_header", "encode_batch", "encode_stop_request", "encode_copy_marker"),
-    *("encode_operation", "encode_count"),
-    *("encode_manifest", "encode_operator", "encode_legacy_checkpoint"),
-}
-"""Tested below, with the bytes of each in `unit/state/codec` and `test_codec_round_trips.py`."""
-RECORDS = sorted(PAIRS.keys() - OTHERS)
-
-
-def test_each_pair_of_an_encoder_and_a_decoder_is_tested() -> None:
-    assert PAIRS.keys() > OTHERS
-    assert all(is_dataclass(PAIRS[name][2]) for name in RECORDS)
+RECORDS = (
+    *(CurrentGeneration, GenerationManifest, EpochRecord, CommittedMarker, CommitNote),
+    *(JobPins, CompactionRecord, RewriteRecord, EditRecord, RebuildRecord, WindowRecord),
+    *(StopRequest, CopyMarker, NewestLease),
+)
 
 
 def check(record: Any, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
@@ -143,13 +139,21 @@ def check(record: Any, encode: Callable[[Any], bytes], decode: Callable[[bytes],
     assert decode(data) == record
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("kind", RECORDS)
 @given(data=st.data())
-def test_a_record_reads_back_or_is_refused(name: str, data: st.DataObject) -> None:
-    encode, decode, kind = PAIRS[name]
+def test_a_record_reads_back_or_is_refused(kind: Any, data: st.DataObject) -> None:
     record = data.draw(records_of(kind))
     if record is not None:
-        check(record, encode, lambda written: decode(written, "p"))
+        check(record, encode, lambda written: decode(kind, written, "p"))
+
+
+@given(records_of(GcPlan))
+def test_a_plan_reads_back_or_is_refused(plan: Any) -> None:
+    def encoded(plan: GcPlan) -> bytes:
+        return encode_json(gc.gc_plan_to_json(plan))
+
+    with suppress(FormatError):  # a plan is printed as it is, and refused when it is read
+        check(plan, encoded, lambda data: gc.decode_gc_plan(data, "p"))
 
 
 @given(st.lists(records_of(Moved), max_size=2))
@@ -212,16 +216,6 @@ def test_a_lease_reads_back_or_is_refused(
     assert record is not None
     kept = expires and max(1, expires)  # a clock may be before 1970, and 0 is a release
     assert (record.owner, record.nonce, record.expires_at_micros) == (owner, nonce, kept)
-
-
-@given(TEXTS, NUMBERS)
-def test_small_records_read_back_or_are_refused(text: str, number: int) -> None:
-    check(text, records.encode_copy_marker, lambda data: records.decode_copy_marker(data, "p"))
-
-    def encode(found: int) -> bytes:
-        return records.encode_stop_request(found, 7)
-
-    check(number, encode, lambda data: records.decode_stop_request(data, "p"))
 
 
 JOBS = st.builds(JobPaths, TEXTS.map(JobId), st.none() | TEXTS.map(PipelineId))

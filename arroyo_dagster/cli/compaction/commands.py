@@ -33,7 +33,7 @@ from arroyo_dagster.cli.settings import NamedSetting, named_settings, settings_o
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.compaction import (
     AdoptionSettings,
@@ -118,7 +118,7 @@ def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> N
     with show_progress(as_json=as_json) as on_progress:
         found = plan_compaction(store, paths, _settings(given), on_progress=on_progress)
     if as_json:
-        print_json(plan_to_json(found))
+        print_json(plain_values(found))
         return
     _print_plan(found)
     click.echo(f"{_name(found)}: {_format_forecast(found)}")
@@ -154,7 +154,7 @@ def _print_forecasts(
 
 
 def _forecast_json(found: CompactionPlan | RewritePlan) -> dict[str, Any]:
-    shown = plan_to_json(found)
+    shown = plain_values(found)
     return {"job": _name(found), **{key: shown[key] for key in ("epoch", "before", "after")}}
 
 
@@ -351,13 +351,13 @@ def _outcome_json(outcome: CompactionOutcome | RewriteOutcome) -> dict[str, Any]
     if isinstance(outcome, RewriteOutcome):
         return rewrite_json(outcome)
     return {
-        "plan": plan_to_json(outcome.plan),
+        "plan": plain_values(outcome.plan),
         "done": outcome.changed,
         "files_after": outcome.files_after,
         "size_bytes_after": outcome.size_bytes_after,
         "published": outcome.published,
         "epoch": outcome.epoch,
-        "engines": [choice.to_json() for choice in outcome.engines],
+        "engines": plain_values(outcome.engines),
     }
 
 

@@ -13,7 +13,7 @@ from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.spark import session_of
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
@@ -99,7 +99,7 @@ def count_shards(report: OnProgress) -> Callable[[RewriteShard | LeftOut, int], 
 def rewrite_json(outcome: RewriteOutcome) -> dict[str, Any]:
     """Return the JSON form of a rewrite; the plan alone if nothing was done."""
     return {
-        "plan": plan_to_json(outcome.plan),
+        "plan": plain_values(outcome.plan),
         "done": outcome.published,
         "published": "in place" if outcome.published else None,
         "epoch": outcome.plan.epoch,

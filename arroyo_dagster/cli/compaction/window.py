@@ -38,7 +38,7 @@ from arroyo_dagster.cli.spark import spark_options
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.codec.plans import plan_to_json
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
@@ -229,7 +229,7 @@ def _print_dry_run(paths: JobPaths, outcome: RewriteWindow) -> None:
 def _as_json(outcome: RewriteWindow) -> dict[str, Any]:
     rewrite = outcome.change
     if rewrite is None and outcome.end is WindowEnd.DRY_RUN and outcome.plan is not None:
-        return {"end": outcome.end.value, "plan": plan_to_json(outcome.plan)}
+        return {"end": outcome.end.value, "plan": plain_values(outcome.plan)}
     return {
         **window_json(outcome),
         "rewrite": None if rewrite is None else rewrite_json(rewrite),

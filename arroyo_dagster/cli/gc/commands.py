@@ -24,8 +24,8 @@ from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_op
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
-from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import (
     GRACE_MICROS,
     PURGE_MICROS,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arroyo_dagster.cli.rendering import print_table
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind
 from arroyo_dagster.state.model.units import format_bytes
@@ -28,7 +29,7 @@ def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
         "quarantine": outcome.quarantine,
         "purged": list(outcome.purged),
         "remains": outcome.remains,
-        "engines": [choice.to_json() for choice in outcome.engines],
+        "engines": plain_values(outcome.engines),
     }
 
 

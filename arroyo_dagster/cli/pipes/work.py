@@ -18,9 +18,9 @@ from arroyo_dagster.cli.common import EXIT_INTERRUPTED
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError
 from arroyo_dagster.redaction import redact_text
 from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.state.codec.derived import plain_values, value_from_json
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
-from arroyo_dagster.state.codec.messages import error_from_json, value_from_json
-from arroyo_dagster.state.codec.plans import plain_values
+from arroyo_dagster.state.codec.messages import error_from_json
 from arroyo_dagster.state.model.compaction import CompactionSettings, MergeOutcome
 from arroyo_dagster.state.model.garbage import GcPlan, PlanKind, Retention
 from arroyo_dagster.state.model.layout import JobPaths

@@ -6,7 +6,7 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table, show_progress
-from arroyo_dagster.state.codec.plans import plain_values
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.find_key import KeyRowsFound, find_key
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.model.surgery.rebuild import RebuildUndo

@@ -160,7 +160,7 @@ class PipelineList:
             found = cls(
                 url=fields.text("url"),
                 pipelines=tuple(map(_pipeline, fields.objects("pipelines"))),
-                keys={root: _key(keys, root) for root in keys},
+                keys={root: _key(keys, root) for root in fields.value("keys")},
                 listed_at_micros=fields.number("listed_at_micros"),
                 problem=fields.optional_text("problem"),
                 missing=fields.texts("missing"),

@@ -9,14 +9,19 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.records import OWN_VERSION, encode_json, known_fields
+from arroyo_dagster.state.codec.derived import (
+    check_version,
+    decode_json,
+    decode_values,
+    decoder,
+    encode,
+)
 from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.json_fields import Fields, whole_number
 
 Line = tuple[int, StatePath, int | None, str | None, str]
 """The time its batch was written, in microseconds; path, size in bytes, etag, outcome."""
@@ -81,9 +86,23 @@ class RunHeader:
         )
 
 
-def encode_record(fields: Mapping[str, object]) -> bytes:
-    """Encode a part."""
-    return gzip.compress(encode_json({"version": OWN_VERSION, **fields}) + b"\n", 6, mtime=0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """The objects of a batch, with their outcomes."""
+
+    at_micros: int
+    objects: tuple[tuple[StatePath, int | None, str | None, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The last part: how many objects there were, by outcome."""
+
+    end: Mapping[str, int]
+
+
+def _encoded(part: object) -> bytes:
+    return gzip.compress(encode(part) + b"\n", 6, mtime=0)
 
 
 def decode_records(data: bytes, path: str) -> Iterator[bytes]:
@@ -118,48 +137,17 @@ def _damaged(path: str) -> FormatError:
 
 def encode_header(run: RunHeader) -> bytes:
     """Encode the first part of a run."""
-    before = run.previous
-    return encode_record(
-        {
-            "owner": run.owner,
-            "begun_at_micros": run.begun_at_micros,
-            "kind": run.kind,
-            "plan": run.plan,
-            "objects": run.objects,
-            "size_bytes": run.size_bytes,
-            "quarantine": run.quarantine,
-            "more": dict(run.more),
-            "previous": None if before is None else {"run": before.run, "digest": before.digest},
-            "expired": run.expired,
-        }
-    )
+    return _encoded(run)
 
 
-def decode_header(text: bytes, path: str) -> RunHeader:
-    """Decode the JSON of a run's first part. Raises FormatError: invalid, or of a later release."""
-    with known_fields(text, path) as fields:
-        before = fields.optional_object("previous")
-        return RunHeader(
-            owner=fields.text("owner"),
-            begun_at_micros=fields.number("begun_at_micros"),
-            kind=fields.text("kind"),
-            plan=fields.text("plan"),
-            objects=fields.number("objects"),
-            size_bytes=fields.number("size_bytes"),
-            quarantine=fields.optional_text("quarantine"),
-            more=dict(fields.value("more")),
-            previous=None if before is None else _previous(before),
-            expired=fields.optional_text("expired"),
-        )
+decode_header = decoder(RunHeader)
+"""Decode the JSON of a run's first part. Raises FormatError: invalid, or of a later release."""
 
 
-def _previous(fields: Fields) -> Previous:
-    return Previous(run=fields.text("run"), digest=fields.text("digest"))
-
-
-def encode_batch(at_micros: int, lines: Sequence[Sequence[object]]) -> bytes:
+def encode_batch(at_micros: int, lines: Iterable[tuple[str, int | None, str | None, str]]) -> bytes:
     """Encode a batch: path, size in bytes, etag and outcome of each object."""
-    return encode_record({"at_micros": at_micros, "objects": lines})
+    objects = tuple((StatePath(path), size, etag, said) for path, size, etag, said in lines)
+    return _encoded(_Batch(at_micros=at_micros, objects=objects))
 
 
 def decode_batch(text: bytes, path: str) -> list[Line]:
@@ -168,24 +156,21 @@ def decode_batch(text: bytes, path: str) -> list[Line]:
     Raises:
         FormatError: invalid, or of a later release.
     """
-    with known_fields(text, path) as fields:
-        if "end" in fields or "kind" in fields:
-            return []
-        at_micros = fields.number("at_micros")
-        return [_line(at_micros, *line) for line in fields.list("objects")]
-
-
-def _line(at_micros: int, name: str, size: int | None, etag: str | None, outcome: str) -> Line:
-    size_bytes = None if size is None else whole_number(size)
-    return at_micros, StatePath(name), size_bytes, etag, str(outcome)
+    values = decode_json(text, path)
+    if "end" in values or "kind" in values:
+        check_version(values, path)
+        return []
+    batch = decode_values(_Batch, values, path)
+    return [(batch.at_micros, *line) for line in batch.objects]
 
 
 def encode_end(counts: Mapping[str, int]) -> bytes:
     """Encode the last part of a run."""
-    return encode_record({"end": dict(counts)})
+    return _encoded(_End(end=counts))
 
 
 def is_end(text: bytes, path: str) -> bool:
     """Return whether the JSON of a part is that of an end. Errors as `decode_header`."""
-    with known_fields(text, path) as fields:
-        return "end" in fields
+    values = decode_json(text, path)
+    check_version(values, path)
+    return "end" in values

@@ -18,7 +18,8 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import compaction_records, metadata, records
+from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.expiry import JobExpiry
 from arroyo_dagster.state.metadata.legacy_writer import write_legacy_checkpoint
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
@@ -299,7 +300,7 @@ class ParquetBackend(BackendReader):
         self._own.publish(ref)
         record = recovery.claim_of(ref, manifest, self.clock())
         path = self.paths.epoch_record(manifest.epoch)
-        if not self.store.create(path, records.encode_epoch_record(record)):
+        if not self.store.create(path, encode(record)):
             owner = self.objects.read(path, records.decode_epoch_record)
             if owner.checkpoint_ref != ref:
                 raise ConflictError(
@@ -334,7 +335,7 @@ class ParquetBackend(BackendReader):
                 finish_time_micros=checkpoint.finish_time_micros,
             )
             path = self.paths.commit_note(checkpoint.epoch)
-            self.store.put(path, records.encode_commit_note(note))
+            self.store.put(path, encode(note))
             return
         assert checkpoint.worker_generation is not None
         ref = checkpoint.ref
@@ -347,7 +348,7 @@ class ParquetBackend(BackendReader):
             checkpoint_ref=ref,
         )
         path = recovery.marker_path(ref)
-        if self.store.create(path, records.encode_committed_marker(marker)):
+        if self.store.create(path, encode(marker)):
             return
         found = self.objects.read(path, records.decode_committed_marker)
         writer = marker.writer_worker_generation
@@ -361,7 +362,7 @@ class ParquetBackend(BackendReader):
             path: of `JobPaths.compaction_record`.
         """
         self._protocol_only()
-        self.store.put(path, compaction_records.encode_compaction_record(record))
+        self.store.put(path, encode(record))
 
     # ---- cleaning up -----------------------------------------------------------------------------
 

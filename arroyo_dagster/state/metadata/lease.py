@@ -34,12 +34,12 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.derived import decode_json, encode
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.metadata.lease_records import (
     NEWEST,
+    NewestLease,
     decode_newest,
-    encode_newest,
     encode_record,
     owner_here,
     process_here,
@@ -198,7 +198,7 @@ class Leased(Wrapper):
 def _has_ended(store: ObjectStore, held: Lease) -> bool:
     """Whether the holder has released its lease, or the object is no longer its own."""
     try:
-        found = records.decode_json(store.read(held.path), held.path)
+        found = decode_json(store.read(held.path), held.path)
     except NotFoundError:
         return True
     return found.get("nonce") != held.nonce or found.get("expires_at_micros") == 0
@@ -471,7 +471,7 @@ def _named_token(store: ObjectStore, directory: StatePath) -> int:
     """Return the number in `newest.json`; 0 if it does not exist, as before the first lease."""
     path = directory / NEWEST
     try:
-        return decode_newest(store.read(path), path)
+        return decode_newest(store.read(path), path).token
     except NotFoundError:
         return 0
 
@@ -524,7 +524,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
 
 def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     """Write which lease is the newest; only then the objects of older ones may be deleted."""
-    store.put(mine.directory / NEWEST, encode_newest(mine.token))
+    store.put(mine.directory / NEWEST, encode(NewestLease(token=mine.token)))
     # The newest two are kept: the holder of the one before must find that it was taken.
     gone = [token for token in older if token < mine.token - 1]
     store.delete_many([_path_of(mine.directory, token) for token in gone])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.errors import NotFoundError
+from arroyo_dagster.state.codec.derived import OWN_VERSION, decode, decoder, encode, encode_json
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.json_fields import MAX_U64
 from arroyo_dagster.state.model.leases import LeaseRecord
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -42,32 +41,17 @@ def decode_lease(data: bytes, path: str) -> LeaseRecord:
     """Decode a lease, without the time of its renewal. Raises FormatError: invalid, or of a later
     release.
     """
-    with records.known_fields(data, path) as fields:
-        return LeaseRecord(
-            path=StatePath(path),
-            token=fields.number("token"),
-            owner=fields.text("owner"),
-            host=fields.text("host"),
-            pid=fields.number("pid"),
-            description=fields.text("description"),
-            nonce=fields.text("nonce"),
-            process=fields.text("process"),
-            duration_micros=fields.number("duration_micros"),
-            acquired_at_micros=fields.number("acquired_at_micros"),
-            renewed_at_micros=None,
-            expires_at_micros=fields.number("expires_at_micros"),
-        )
+    return decode(LeaseRecord, data, path, path=StatePath(path), renewed_at_micros=None)
 
 
-def encode_newest(token: int) -> bytes:
-    """Encode the number of the newest lease."""
-    return records.encode_json({"version": records.OWN_VERSION, "token": token})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestLease:
+    """The number of the newest lease."""
+
+    token: int
 
 
-def decode_newest(data: bytes, path: str) -> int:
-    """Return the number of the newest lease. Errors as `decode_lease`."""
-    with records.known_fields(data, path) as fields:
-        return fields.number("token")
+decode_newest = decoder(NewestLease)
 
 
 def encode_record(
@@ -81,25 +65,22 @@ def encode_record(
     expires_at_micros: int,
 ) -> bytes:
     """Encode the lease of this process. Raises InputError: a number does not fit."""
-    for number in (duration_micros, acquired_at_micros, expires_at_micros):
-        if not -MAX_U64 <= number <= MAX_U64 or duration_micros < 0:
-            raise InputError(f"a lease cannot be written: {number:.3g} microseconds")
-    return records.encode_json(
-        {
-            "version": records.OWN_VERSION,
-            "owner": owner,
-            "description": description,
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "process": process_here(),
-            "token": token,
-            "nonce": nonce,
-            "duration_micros": duration_micros,
-            # A clock may be before 1970. An expiry of 0 is a release.
-            "acquired_at_micros": max(0, acquired_at_micros),
-            "expires_at_micros": expires_at_micros and max(1, expires_at_micros),
-        }
+    lease = LeaseRecord(
+        path=StatePath("lease"),  # not stored
+        owner=owner,
+        description=description,
+        host=platform.node(),
+        pid=os.getpid(),
+        process=process_here(),
+        token=token,
+        nonce=nonce,
+        duration_micros=duration_micros,
+        # A clock may be before 1970. An expiry of 0 is a release.
+        acquired_at_micros=max(0, acquired_at_micros),
+        renewed_at_micros=None,
+        expires_at_micros=expires_at_micros and max(1, expires_at_micros),
     )
+    return encode(lease)
 
 
 def process_here() -> str:
@@ -125,6 +106,6 @@ def store_time(store: ObjectStore, directory: StatePath) -> int | None:
         Microseconds since 1970; None if the store reports no times.
     """
     path = directory / CLOCK
-    store.put(path, records.encode_json({"version": records.OWN_VERSION}))
+    store.put(path, encode_json({"version": OWN_VERSION}))
     info = store.head(path)
     return None if info is None else info.modified_micros or None

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.compaction_records import decode_compaction_record
 from arroyo_dagster.state.codec.gc import (
     decode_gc_plan,
     decode_moved,
@@ -24,6 +23,7 @@ from arroyo_dagster.state.codec.gc import (
 )
 from arroyo_dagster.state.codec.journal import RunHeader, decode_header, decode_records
 from arroyo_dagster.state.codec.maintenance_records import (
+    decode_compaction_record,
     decode_edit_record,
     decode_rebuild_record,
     decode_rewrite_record,

@@ -232,7 +232,7 @@ class BackendReader(EpochFinder):
         return dict(zip(listed, concurrently(self._compaction_record, listed), strict=True))
 
     def _compaction_record(self, path: StatePath) -> CompactionRecord | None:
-        from arroyo_dagster.state.codec.compaction_records import decode_compaction_record
+        from arroyo_dagster.state.codec.maintenance_records import decode_compaction_record
 
         try:
             record = self.objects.optional(path, decode_compaction_record)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import CurrentGeneration, GenerationManifest, Manifest
@@ -76,7 +76,7 @@ class GenerationWriter:
                 updated_at_micros=self._clock(),
             )
             path = reader.paths.generation_manifest(manifest.worker_generation)
-            if reader.store.create(path, records.encode_generation_manifest(manifest)):
+            if reader.store.create(path, encode(manifest)):
                 break
             number += 1
         self.number = manifest.worker_generation
@@ -99,7 +99,7 @@ class GenerationWriter:
     def _put(self, manifest: GenerationManifest) -> None:
         self._manifest = manifest
         path = self._reader.paths.generation_manifest(manifest.worker_generation)
-        self._reader.store.put(path, records.encode_generation_manifest(manifest))
+        self._reader.store.put(path, encode(manifest))
 
     def check_manifest(self, manifest: Manifest) -> None:
         """Refuse the manifest of an epoch that this generation may not publish.
@@ -161,7 +161,7 @@ class GenerationWriter:
                 generation_manifest_ref=paths.generation_manifest(number),
                 updated_at_micros=self._clock(),
             )
-            data = records.encode_current_generation(fence)
+            data = encode(fence)
             self._reader.store.put(paths.current_generation, data)
             newest = self._newest(number)
             if newest == number:
@@ -221,7 +221,7 @@ class GenerationWriter:
             )
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
-            create_once(reader.store, found.record_path, records.encode_epoch_record(found.record))
+            create_once(reader.store, found.record_path, encode(found.record))
             del facts[found.record_path]
 
 

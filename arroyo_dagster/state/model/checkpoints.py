@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -20,6 +20,7 @@ from arroyo_dagster.state.model.ids import (
     TableName,
     WorkerGeneration,
 )
+from arroyo_dagster.state.model.json_fields import JsonName
 from arroyo_dagster.state.model.tables import (
     GlobalKeyedFiles,
     TableConfig,
@@ -293,14 +294,18 @@ class LostObject:
 
 # ---- protocol records (JSON) ---------------------------------------------------------------------
 
+_Pipeline = Annotated[PipelineId, JsonName("pipeline_id")]
+_Job = Annotated[JobId, JsonName("job_id")]
+_Generation = Annotated[WorkerGeneration, JsonName("generation")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurrentGeneration:
     """The fence: the newest worker generation that was started."""
 
-    pipeline: PipelineId
-    job: JobId
-    worker_generation: WorkerGeneration
+    pipeline: _Pipeline
+    job: _Job
+    worker_generation: _Generation
     generation_manifest_ref: StatePath
     updated_at_micros: int
     version: int = RECORD_VERSION
@@ -311,11 +316,11 @@ class CurrentGeneration:
 class GenerationManifest:
     """The start of a worker generation, and a hint to its latest published checkpoint."""
 
-    pipeline: PipelineId
-    job: JobId
-    worker_generation: WorkerGeneration
-    base_ref: StatePath | None
-    latest_ref: StatePath | None
+    pipeline: _Pipeline
+    job: _Job
+    worker_generation: _Generation
+    base_ref: Annotated[StatePath | None, JsonName("base_checkpoint_ref")]
+    latest_ref: Annotated[StatePath | None, JsonName("latest_checkpoint_ref")]
     updated_at_micros: int
     version: int = RECORD_VERSION
     unknown: bytes = b""
@@ -325,11 +330,11 @@ class GenerationManifest:
 class EpochRecord:
     """The claim: which checkpoint owns an epoch. Only this record decides ownership."""
 
-    pipeline: PipelineId
-    job: JobId
+    pipeline: _Pipeline
+    job: _Job
     epoch: Epoch
-    worker_generation: WorkerGeneration
-    parent_ref: StatePath | None
+    worker_generation: _Generation
+    parent_ref: Annotated[StatePath | None, JsonName("parent_checkpoint_ref")]
     checkpoint_ref: StatePath
     created_at_micros: int
     version: int = RECORD_VERSION
@@ -340,11 +345,11 @@ class EpochRecord:
 class CommittedMarker:
     """The commit of an epoch is finished in both phases."""
 
-    pipeline: PipelineId
-    job: JobId
+    pipeline: _Pipeline
+    job: _Job
     epoch: Epoch
-    checkpoint_worker_generation: WorkerGeneration
-    writer_worker_generation: WorkerGeneration
+    checkpoint_worker_generation: Annotated[WorkerGeneration, JsonName("checkpoint_generation")]
+    writer_worker_generation: Annotated[WorkerGeneration, JsonName("writer_generation")]
     checkpoint_ref: StatePath
     version: int = RECORD_VERSION
     unknown: bytes = b""
@@ -357,7 +362,7 @@ class CommitNote:
     `finish_time_micros` is the checkpoint's: another attempt at the epoch is another checkpoint.
     """
 
-    job: JobId
+    job: _Job
     epoch: Epoch
     finish_time_micros: int
     version: int = RECORD_VERSION

@@ -9,7 +9,7 @@ import enum
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
@@ -96,6 +96,7 @@ class Root:
             has no time.
     """
 
+    json_as_list: ClassVar[bool] = True
     path: StatePath
     digest: str
     time_micros: int | None = None
@@ -198,6 +199,7 @@ class Quarantined:
 class Moved:
     """One object in quarantine: its original path, its copy, its size and digest."""
 
+    json_as_list: ClassVar[bool] = True
     path: StatePath
     copy: StatePath
     size_bytes: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.errors import FormatError
 
 MAX_U64 = 2**64 - 1
 MAX_I64 = 2**63 - 1
@@ -20,6 +20,17 @@ KEEP = "keep the object and report it; nothing was changed"
 
 _MAX_VALUE_CHARS = 200
 """The maximum number of characters of a wrong value in an error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonName:
+    """The name of a field in JSON, as an annotation of the field."""
+
+    name: str
+
+
+NOT_STORED = object()
+"""The annotation of a field that is not in JSON: who decodes the record knows it."""
 
 
 class Fields:
@@ -41,35 +52,30 @@ class Fields:
         self._facts: dict[str, Any] = facts
         self._next_step = next_step
         if not isinstance(values, Mapping):
-            raise self._error(f"expected a JSON object, found {_shortened(values)}")
+            raise self._error(f"expected a JSON object, found {shortened(values)}")
         self._values: Mapping[str, Any] = values
-        self._asked: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
 
     def __enter__(self) -> Fields:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
-            found = f"{type(error).__name__}: {_shortened(str(error))}"
+            found = f"{type(error).__name__}: {shortened(str(error))}"
             raise self._error(f"the object is not what its name says ({found})") from error
 
     # ---- one value -------------------------------------------------------------------------------
 
     def value(self, name: str) -> Any:
         """Return the value, of any type; None if it is absent."""
-        self._asked.add(name)
         return self._values.get(name)
 
     def text(self, name: str, *, empty: bool = True) -> str:
         """Return a valid Unicode string; with `empty` False, refuse the empty string."""
         value = self.value(name)
-        if not isinstance(value, str) or not _is_unicode(value) or not (value or empty):
+        if not isinstance(value, str) or not is_unicode(value) or not (value or empty):
             raise self.wrong(name, "a string" if empty else "a string that is not empty", value)
         return value
 
@@ -88,13 +94,6 @@ class Fields:
             raise self.wrong(name, "true or false", value)
         return value
 
-    def ref(self, name: str) -> StatePath:
-        """Return a path below the checkpoint URL."""
-        try:
-            return StatePath(self.text(name))
-        except InputError as error:
-            raise self.wrong(name, "a path below the checkpoint URL", error.message) from error
-
     def optional_text(self, name: str, *, empty: bool = True) -> str | None:
         return None if self.value(name) is None else self.text(name, empty=empty)
 
@@ -103,9 +102,6 @@ class Fields:
 
     def optional_flag(self, name: str) -> bool | None:
         return None if self.value(name) is None else self.flag(name)
-
-    def optional_ref(self, name: str) -> StatePath | None:
-        return None if self.value(name) is None else self.ref(name)
 
     # ---- several values --------------------------------------------------------------------------
 
@@ -117,15 +113,9 @@ class Fields:
 
     def texts(self, name: str) -> tuple[str, ...]:
         found = self.list(name)
-        if not all(isinstance(one, str) and _is_unicode(one) for one in found):
+        if not all(isinstance(one, str) and is_unicode(one) for one in found):
             raise self.wrong(name, "a list of strings", found)
         return tuple(found)
-
-    def refs(self, name: str) -> tuple[StatePath, ...]:
-        try:
-            return tuple(StatePath(one) for one in self.texts(name))
-        except InputError as error:
-            raise self.wrong(name, "paths below the checkpoint URL", error.message) from error
 
     def object(self, name: str) -> Fields:
         value = self.value(name)
@@ -133,24 +123,17 @@ class Fields:
             raise self.wrong(name, "an object", value)
         return self._of(value)
 
-    def optional_object(self, name: str) -> Fields | None:
-        return None if self.value(name) is None else self.object(name)
-
     def objects(self, name: str) -> tuple[Fields, ...]:
         found = self.list(name)
         if not all(isinstance(one, Mapping) for one in found):
             raise self.wrong(name, "a list of objects", found)
         return tuple(self._of(one) for one in found)
 
-    def unread(self) -> dict[str, Any]:
-        """Return the fields that were not read, in their order."""
-        return {name: value for name, value in self._values.items() if name not in self._asked}
-
     # ---- errors ----------------------------------------------------------------------------------
 
     def wrong(self, name: str, expected: str, found: Any) -> FormatError:
         """Return the error for a field of the wrong type or value."""
-        return self._error(f"field {name} should be {expected}, found {_shortened(found)}")
+        return self._error(f"field {name} should be {expected}, found {shortened(found)}")
 
     def _of(self, values: Mapping[str, Any]) -> Fields:
         return Fields(values, next_step=self._next_step, **self._facts)
@@ -162,11 +145,12 @@ class Fields:
 def whole_number(value: object, largest: int = MAX_U64) -> int:
     """Return a whole number from 0 to `largest`. Raises ValueError for anything else."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= largest:
-        raise ValueError(f"{_shortened(value)} is no whole number from 0 to {largest}")
+        raise ValueError(f"{shortened(value)} is no whole number from 0 to {largest}")
     return value
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Return whether a text can be stored: it has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -174,7 +158,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return a value as it is shown in an error message."""
     text = ascii(value)
     return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
 

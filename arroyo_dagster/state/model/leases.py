@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.json_fields import NOT_STORED
 from arroyo_dagster.state.model.settings import Setting
 
 LEASE_SECONDS = 60.0
@@ -58,31 +59,30 @@ class LeaseRecord:
 
     Attributes:
         token: its number; higher numbers are newer.
-        owner: who acquired it: `HOST/PID (description)`; in older releases the description only.
-        host, pid: of the process that acquired it; None in records of older releases.
+        owner: who acquired it: `HOST/PID (description)`.
+        host, pid: of the process that acquired it.
         description: what the process does, as its caller described it.
         nonce: unique for every acquisition.
-        process: unique for every process; None in records of older releases.
+        process: unique for every process.
         duration_micros: the time from a renewal to the expiry.
-        acquired_at_micros: when it was acquired, by the holder's clock; None in records of older
-            releases.
+        acquired_at_micros: when it was acquired, by the holder's clock.
         renewed_at_micros: when it was last renewed, by the store's clock; None if the store reports
             no time.
         expires_at_micros: when it expires, by the holder's clock; used only if the store reports no
             times. 0 = it was released.
     """
 
-    path: StatePath
+    path: Annotated[StatePath, NOT_STORED]
     token: int
     owner: str
-    host: str | None
-    pid: int | None
+    host: str
+    pid: int
     description: str
     nonce: str
-    process: str | None
+    process: str
     duration_micros: int
-    acquired_at_micros: int | None = None
-    renewed_at_micros: int | None
+    acquired_at_micros: int
+    renewed_at_micros: Annotated[int | None, NOT_STORED]
     expires_at_micros: int
 
     @property

@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath, WorkerGeneration
@@ -166,6 +166,7 @@ def _of_protocol(rest: str) -> ObjectName:
 class StoredObject:
     """An object as listed. None: the store does not report the field, or was not asked."""
 
+    json_as_list: ClassVar[bool] = True
     path: StatePath
     size_bytes: int | None = None
     modified_micros: int | None = None

@@ -97,7 +97,7 @@ def last_slowdown(store: ObjectStore, paths: JobPaths, most: float | None) -> Sl
         return None
     try:
         found = last_released_lease(store, paths.leases)
-        if found is None or found.acquired_at_micros is None or found.renewed_at_micros is None:
+        if found is None or found.renewed_at_micros is None:
             return None
         if found.renewed_at_micros - found.acquired_at_micros < EVERY_SECONDS * 1e6:
             return None

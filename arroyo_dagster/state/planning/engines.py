@@ -43,7 +43,3 @@ class EngineChoice:
 
     def __str__(self) -> str:
         return f"{self.step}: {self.engine.value} ({self.reason})"
-
-    def to_json(self) -> dict[str, str]:
-        """Return the fields for a report."""
-        return {"step": self.step, "engine": self.engine.value, "reason": self.reason}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec import derived, records
 from arroyo_dagster.state.metadata.lease import newest_token
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -15,7 +15,7 @@ def requested_stop(store: ObjectStore, paths: JobPaths) -> int | None:
         data = store.read(paths.stop_request)
     except NotFoundError:
         return None
-    return records.decode_stop_request(data, paths.stop_request)
+    return records.decode_stop_request(data, paths.stop_request).generation
 
 
 def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
@@ -32,7 +32,7 @@ def request_stop(store: ObjectStore, paths: JobPaths, now_micros: int) -> int:
             url=store.url,
             next_step="list jobs with `arroyo-state jobs`",
         )
-    store.put(paths.stop_request, records.encode_stop_request(number, now_micros))
+    store.put(paths.stop_request, derived.encode(records.StopRequest(number, now_micros)))
     return number
 
 

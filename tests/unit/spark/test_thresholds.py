@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.spark.items import grouped
 from arroyo_dagster.spark.thresholds import SparkThresholds
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.planning.engines import StepEngine, WorkAmount
 
 LIMITS = SparkThresholds(size_bytes=1_000_000, files=10, objects=100)
@@ -38,7 +39,7 @@ def test_any_threshold_that_is_reached_chooses_spark(
     assert choice.engine is engine
     assert reason is None or choice.reason == reason
     assert str(choice) == f"merge files: {engine.value} ({choice.reason})"
-    assert choice.to_json() == {
+    assert plain_values(choice) == {
         "step": "merge files",
         "engine": engine.value,
         "reason": choice.reason,

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -118,6 +119,10 @@ class RebuildRecord:
     doubts: tuple[str, ...] = ()
     unlisted: tuple[StatePath, ...] = ()
     version: int = 1
+
+    def __post_init__(self) -> None:
+        if self.before.keys() != self.after.keys():
+            raise InputError("a rebuild has bytes from before of other objects than it writes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

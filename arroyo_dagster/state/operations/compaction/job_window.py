@@ -20,7 +20,7 @@ from arroyo_dagster.errors import (
     InputError,
     StorageError,
 )
-from arroyo_dagster.state.codec.maintenance_records import encode_window_record
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.ids import PipelineId
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
@@ -256,7 +256,7 @@ class JobWindow(WindowedJob, Generic[PlanT, ChangeT]):
             opened_at_micros=self.options.clock(),
             edits=self._work.edits,
         )
-        held.put(self.paths.window, encode_window_record(record))
+        held.put(self.paths.window, encode(record))
         self.job.did(f"wrote the window's record; the job runs as {facts.run_id}")
 
     def _between(self, before: JobFacts, plan: PlanT) -> ChangeT | None:

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.maintenance_records import (
-    encode_edit_record,
-    encode_rewrite_record,
-)
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased
@@ -123,7 +120,7 @@ def publish_change(
     check_quiet(held, paths, work.snapshot)
     path = paths.rewrites / f"{checkpoint.epoch:07}-{held.lease.token:010}.json"
     if change.edit is not None:
-        held.put(paths.edits / path.name, encode_edit_record(change.edit))
+        held.put(paths.edits / path.name, encode(change.edit))
     after = Overlaid(held, change.objects)
     try:
         check_restorable(after, paths, checkpoint.epoch, change.verify_level)
@@ -131,7 +128,7 @@ def publish_change(
         if change.edit is not None:
             delete_all(held, [paths.edits / path.name])
         raise
-    held.put(path, encode_rewrite_record(_record(held, work, change)))
+    held.put(path, encode(_record(held, work, change)))
     keep_rewrite(held, paths, path.name)
     with uninterrupted():
         _overwrite_all(held, work, change.objects)

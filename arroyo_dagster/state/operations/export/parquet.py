@@ -7,9 +7,8 @@ repeated. What an interrupted export left is written again under the same names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 
 import pyarrow as pa
@@ -17,8 +16,8 @@ import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.common_types import TypeOptions
+from arroyo_dagster.state.codec.derived import decode, encode
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
@@ -34,6 +33,14 @@ PARTITION = "epoch"
 SUCCESS = "_SUCCESS"
 PART_BYTES = 64 << 20
 """The size from which an export begins another file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Success:
+    """What `_SUCCESS` says of a complete export."""
+
+    unit: ExportUnit
+    exported: ExportedEpoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +60,12 @@ class ParquetTarget(ExportTarget):
         path = _folder(unit.epoch) / SUCCESS
         if self.store.head(path) is None:
             return None
-        found = parse_json(self.store.read(path))
-        if found["source"] != unit.source:
-            raise other_source(self.store.url, unit, found["source"])
-        if found["finished_at_micros"] != unit.finished_at_micros:
+        done = decode(_Success, self.store.read(path), path)
+        if done.unit.source != unit.source:
+            raise other_source(self.store.url, unit, done.unit.source)
+        if done.unit != unit:
             raise other_state(self.store.url, unit)
-        sizes = {name: found[name] for name in ("files", "rows", "size_bytes")}
-        return ExportedEpoch(epoch=unit.epoch, new=False, **sizes)
+        return replace(done.exported, new=False)
 
     def newest(self, source: str) -> Epoch | None:
         """Return the newest complete epoch: one LIST of the folder, and one HEAD."""
@@ -95,16 +101,11 @@ class ParquetTarget(ExportTarget):
         for part, data in parts(rows if types is None else map(types.convert, rows), columns):
             self.store.put(_folder(unit.epoch) / f"part-{files:05}.parquet", data)
             files, count, size = files + 1, count + part, size + len(data)
-        done = {
-            "source": unit.source,
-            "finished_at_micros": unit.finished_at_micros,
-            "files": files,
-            "rows": count,
-            "size_bytes": size,
-        }
-        if not self.store.create(_folder(unit.epoch) / SUCCESS, json.dumps(done).encode()):
+        done = ExportedEpoch(epoch=unit.epoch, files=files, rows=count, size_bytes=size, new=True)
+        success = encode(_Success(unit=unit, exported=done))
+        if not self.store.create(_folder(unit.epoch) / SUCCESS, success):
             self.exported(unit)  # another process was faster: with the same rows, if any
-        return ExportedEpoch(epoch=unit.epoch, files=files, rows=count, size_bytes=size, new=True)
+        return done
 
     def _check_folder(self) -> None:
         try:

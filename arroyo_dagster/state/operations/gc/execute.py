@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.codec.journal import RunHeader
-from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
+from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.journal import decode_batch, decode_records
-from arroyo_dagster.state.codec.records import encode_json
 from arroyo_dagster.state.model.garbage import Moved, Quarantined
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths

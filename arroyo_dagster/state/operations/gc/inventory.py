@@ -12,8 +12,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.compaction_records import decode_compaction_record
 from arroyo_dagster.state.codec.maintenance_records import (
+    decode_compaction_record,
     decode_rebuild_record,
     decode_rewrite_record,
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
-from arroyo_dagster.state.codec.gc import encode_pins
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
@@ -165,7 +165,7 @@ def change_pins(
 def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], JobPins]) -> JobPins:
     """Change the pins; the caller holds the lease, and `held` is the leased store."""
     found = change(read_pins(held, paths))
-    held.put(paths.job_pins, encode_pins(found))
+    held.put(paths.job_pins, encode(found))
     if read_pins(held, paths) != found:
         raise ConflictError(
             "the pins read back different from what was written",

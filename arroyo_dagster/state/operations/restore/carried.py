@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from arroyo_dagster.state.codec import records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import (
@@ -89,7 +89,7 @@ def _publish_legacy(
     if any(operator.needs_commit for operator in carried):
         # Nothing to commit: noted before the epoch exists, so that no start commits again.
         note = CommitNote(job=parent.job, epoch=epoch, finish_time_micros=now)
-        backend.store.put(backend.paths.commit_note(epoch), records.encode_commit_note(note))
+        backend.store.put(backend.paths.commit_note(epoch), encode(note))
     for operator in carried:
         backend.write_operator_checkpoint_metadata(operator)
     head = LegacyCheckpoint(

@@ -20,12 +20,11 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.redaction import redact_url
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.metadata import decode_manifest
 from arroyo_dagster.state.codec.records import (
+    CopyMarker,
     decode_copy_marker,
-    encode_copy_marker,
-    encode_current_generation,
-    encode_generation_manifest,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import (
@@ -141,7 +140,7 @@ def check_target(source: ObjectStore, target: ObjectStore, paths: JobPaths) -> b
     except NotFoundError:
         data = None
     if data is not None:
-        begun = decode_copy_marker(data, paths.copy_marker)
+        begun = decode_copy_marker(data, paths.copy_marker).source
         if begun != redact_url(source.url):
             raise ConflictError(
                 f"a copy of the job from {begun} was begun at the target",
@@ -327,7 +326,7 @@ class _Copy:
     digests: dict[StatePath, str] = field(default_factory=dict)
 
     def run(self) -> CopyOutcome:
-        self.target.put(self.paths.copy_marker, encode_copy_marker(self.plan.source))
+        self.target.put(self.paths.copy_marker, encode(CopyMarker(source=self.plan.source)))
         if self.plan.epochs[0] > 1:
             note_expired(self.target, self.paths, self.plan.epochs[0])
         count = counter(self.options.on_progress, "copied objects", self.plan.objects)
@@ -423,8 +422,8 @@ class _Copy:
             updated_at_micros=head.finish_time_micros,
         )
         return {
-            at: encode_generation_manifest(manifest),
-            self.paths.current_generation: encode_current_generation(fence),
+            at: encode(manifest),
+            self.paths.current_generation: encode(fence),
         }
 
     def _verify(self, store: ObjectStore) -> None:

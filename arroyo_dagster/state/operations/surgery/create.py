@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.codec.maintenance_records import encode_rebuild_record
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.metadata import encode_legacy_checkpoint, encode_operator
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased
@@ -316,7 +316,7 @@ def publish_created(
         head=JobHead(epoch=plan.epoch, worker_generation=checkpoint.worker_generation),
         doubts=plan.unknown,
     )
-    held.put(path, encode_rebuild_record(record))
+    held.put(path, encode(record))
     write_missing(held, work, record)
     return EditOutcome(
         plan=plan,

@@ -20,13 +20,12 @@ from arroyo_dagster.state import (
     StatePath,
     TableName,
 )
+from arroyo_dagster.state.codec.derived import plain_values, value_from_json
 from arroyo_dagster.state.codec.messages import (
     error_from_json,
     join_documents,
     split_document,
-    value_from_json,
 )
-from arroyo_dagster.state.codec.plans import plain_values
 from arroyo_dagster.state.model.compaction import Budget, MergeOrder
 from tests.formats import MergedPairs, MergedRows, MergeOutcome, RowsDigest, SortOrder, TimeFile
 
@@ -67,7 +66,7 @@ FILE = TimeFile(
     path=StatePath("a/b"),
     min_routing_key=0,
     max_routing_key=2**64 - 1,
-    max_timestamp_micros=-1,
+    max_timestamp_micros=1,
 )
 NAMES: Mapping[str, Any] = {"operator": OperatorId("sum"), "table": TableName("t")}
 

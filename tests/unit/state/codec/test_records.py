@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state.codec.derived import encode
 from tests.compat.arroyo import DATA
 from tests.formats import records
 
@@ -19,10 +20,10 @@ _CP = f"{_R}/generations/%d/checkpoints/checkpoint-%07d/checkpoint-manifest.pb"
 _HEAD = '{"version":1,"pipeline_id":"pl_91ySiX3Vs7","job_id":"job_VQcj96EYII",'
 
 Codec = tuple[Callable[[bytes, str], Any], Callable[[Any], bytes]]
-CURRENT: Codec = (records.decode_current_generation, records.encode_current_generation)
-GENERATION: Codec = (records.decode_generation_manifest, records.encode_generation_manifest)
-EPOCH: Codec = (records.decode_epoch_record, records.encode_epoch_record)
-MARKER: Codec = (records.decode_committed_marker, records.encode_committed_marker)
+CURRENT: Codec = (records.decode_current_generation, encode)
+GENERATION: Codec = (records.decode_generation_manifest, encode)
+EPOCH: Codec = (records.decode_epoch_record, encode)
+MARKER: Codec = (records.decode_committed_marker, encode)
 
 EXAMPLES = {
     "current": (

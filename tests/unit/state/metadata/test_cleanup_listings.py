@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state import Epoch, JobPaths, Layout, MemoryStore, ParquetBackend, StatePath
-from arroyo_dagster.state.codec.gc import encode_pins
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.formats import JobPins, Pin
@@ -35,7 +35,7 @@ def _written(layout: Layout) -> MemoryStore:
 
 def _pinned(store: MemoryStore, paths: JobPaths, pins: frozenset[int]) -> None:
     kept = tuple(Pin(epoch=Epoch(n), owner="me", pinned_at_micros=1) for n in sorted(pins))
-    store.put(paths.job_pins, encode_pins(JobPins(pins=kept)))
+    store.put(paths.job_pins, encode(JobPins(pins=kept)))
 
 
 @LAYOUTS
@@ -77,13 +77,13 @@ class _Purged(Wrapper):
 
     def read(self, path: StatePath) -> bytes:
         if path.name == "index.json":
-            self.inner.put(self._paths.job_pins, encode_pins(JobPins()))
+            self.inner.put(self._paths.job_pins, encode(JobPins()))
         return self.inner.read(path)
 
 
 def test_a_quarantine_that_is_purged_meanwhile_stops_no_cleaning_up() -> None:
     paths, store = JOBS[Layout.PROTOCOL], copied(_written(Layout.PROTOCOL))
-    store.put(paths.job_pins, encode_pins(JobPins(quarantines=("01-a",))))
+    store.put(paths.job_pins, encode(JobPins(quarantines=("01-a",))))
     with pytest.raises(NotFoundError, match="refers to is missing"):
         ParquetBackend(store, paths).cleanup_checkpoint(Epoch(KEPT))
     assert ParquetBackend(store, paths).epochs() == list(EPOCHS)

@@ -18,7 +18,7 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec.maintenance_records import encode_edit_record
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -166,7 +166,7 @@ class _Publication:
         )
         name = f"{writer.epoch:07}-{self.token:010}.json"
         self.record_path = self.paths.edits / name
-        writer.store.put(self.record_path, encode_edit_record(self.record))
+        writer.store.put(self.record_path, encode(self.record))
 
     def finished(self, held: ObjectStore, epoch: Epoch) -> EditOutcome:
         """Prove the new epoch, complete the record, and return the outcome."""
@@ -176,7 +176,7 @@ class _Publication:
         after = backend.prepare_checkpoint_load(epoch)
         objects = _digests(held, self.paths, plan.objects, after)
         self.record = replace(self.record, objects=objects)
-        held.put(self.record_path, encode_edit_record(self.record))
+        held.put(self.record_path, encode(self.record))
         outcome = EditOutcome(
             plan=plan,
             published=True,

@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
-from arroyo_dagster.state.codec.maintenance_records import encode_rebuild_record
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
@@ -129,7 +129,7 @@ def _write(
         doubts=plan.doubts,
         unlisted=plan.unlisted,
     )
-    held.put(path, encode_rebuild_record(record))
+    held.put(path, encode(record))
     write_missing(held, work, record)
     return path
 

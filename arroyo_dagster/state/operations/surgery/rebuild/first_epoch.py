@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.metadata import encode_manifest
 from arroyo_dagster.state.codec.records import (
     decode_current_generation,
     decode_generation_manifest,
-    encode_epoch_record,
-    encode_generation_manifest,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
@@ -136,6 +135,6 @@ def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[Sta
     paths = JobPaths(checkpoint.job, checkpoint.pipeline)
     return {
         ref: encode_manifest(manifest),
-        generation.path: encode_generation_manifest(replace(generation.manifest, latest_ref=ref)),
-        paths.epoch_record(checkpoint.epoch): encode_epoch_record(record),
+        generation.path: encode(replace(generation.manifest, latest_ref=ref)),
+        paths.epoch_record(checkpoint.epoch): encode(record),
     }

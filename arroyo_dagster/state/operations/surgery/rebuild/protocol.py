@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.reader import as_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
@@ -185,9 +186,9 @@ class ProtocolRebuild(ReadableObjects):
         fence = self._rebuild_generations(claim, manifest, facts)
         if record is None:
             path = self.paths.epoch_record(self.epoch)
-            self.after[path] = records.encode_epoch_record(claim)
+            self.after[path] = encode(claim)
         if fence is not None:
-            data = records.encode_current_generation(fence)
+            data = encode(fence)
             self.after[self.paths.current_generation] = data
         if not self.after:
             raise nothing_lost(self.paths, self.epoch)
@@ -338,7 +339,7 @@ class ProtocolRebuild(ReadableObjects):
             writer_worker_generation=manifest.worker_generation,
             checkpoint_ref=ref,
         )
-        self.after[path] = records.encode_committed_marker(marker)
+        self.after[path] = encode(marker)
 
     def _rebuild_generations(
         self, claim: EpochRecord, manifest: Manifest, facts: JobFacts
@@ -399,7 +400,7 @@ class ProtocolRebuild(ReadableObjects):
             latest_ref=latest,
             updated_at_micros=manifest.finish_time_micros,
         )
-        return records.encode_generation_manifest(found)
+        return encode(found)
 
     def _newest_checkpoint(
         self, claims: dict[Epoch, EpochRecord], wanted: Callable[[WorkerGeneration], bool]
