@@ -29,7 +29,7 @@ MOST_LINES = {
     "": 947,
     "cli": 9_599,
     "dataflow": 21_421,
-    "orchestration": 10_041,
+    "orchestration": 10_039,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_248,
@@ -37,7 +37,7 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_104,
     "state.model": 6_292,
-    "state.operations": 30_079,
+    "state.operations": 30_020,
     "state.planning": 11_664,
     "state.runtime": 3_640,
     "state.storage": 6_131,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_900
+MOST_LINES_OF_TESTS = 92_960
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {
