@@ -91,13 +91,13 @@ def plan_dead_job(dead: DeadJob, *, now_micros: int, grace_micros: int) -> GcPla
     _check_unneeded(roots, dead.needed_by_others)
     _check_quiet(roots, (*_newest(files), *_newest(metadata)), now_micros - grace_micros)
     referenced = _kept_for(roots.quarantined)
-    names = [one.path for one in dead.foreign]
+    names = [entry.path for entry in dead.foreign]
     stays = Counter({"foreign": len(names), "ours": dead.listed - len(files) - len(metadata)})
     stays["ours"] -= len(names)
-    kept = [one for one in files if one.path in referenced]
+    kept = [entry for entry in files if entry.path in referenced]
     stays["quarantined"] = len(kept)
-    known = [one for one in (*metadata, *files) if one.path not in referenced]
-    kinds = {one.path: object_name(roots.paths, one.path).kind for one in known}
+    objects = [entry for entry in (*metadata, *files) if entry.path not in referenced]
+    kinds = {entry.path: object_name(roots.paths, entry.path).kind for entry in objects}
     rule = {
         "why": dead.why,
         "grace_micros": grace_micros,
@@ -111,10 +111,10 @@ def plan_dead_job(dead: DeadJob, *, now_micros: int, grace_micros: int) -> GcPla
         made_at_micros=now_micros,
         rule=rule,
         proof=prove(roots, referenced, dead.answer, dead.listed),
-        epochs=tuple(one.epoch for one in reversed(roots.epochs)),
-        data=Packed(one for one in known if kinds[one.path] is ObjectKind.DATA),
-        records=Packed(one for one in known if kinds[one.path] in _RECORDS),
-        metadata=Packed(_oldest_first(roots, known)),
+        epochs=tuple(root.epoch for root in reversed(roots.epochs)),
+        data=Packed(entry for entry in objects if kinds[entry.path] is ObjectKind.DATA),
+        records=Packed(entry for entry in objects if kinds[entry.path] in _RECORDS),
+        metadata=Packed(_oldest_first(roots, objects)),
         stays={reason: (count, 0) for reason, count in sorted(stays.items()) if count},
         foreign=tuple(names[:FOREIGN_LISTED]),
     )
@@ -142,22 +142,22 @@ def what_is_left_of(
     """
     _check_unpinned(begun.paths, job_pins)
     kept = _kept_for(quarantined)
-    known = PathsDigest(
-        f"{one.path}\0{one.etag or ''}"
+    planned = PathsDigest(
+        f"{entry.path}\0{entry.etag or ''}"
         for step in (begun.data, begun.records, begun.metadata)
-        for one in step
+        for entry in step
     )
-    for one in (*metadata, *files):
-        if f"{one.path}\0{one.etag or ''}" not in known and one.path not in kept:
+    for entry in (*metadata, *files):
+        if f"{entry.path}\0{entry.etag or ''}" not in planned and entry.path not in kept:
             raise refuse(
                 "an object was written after the deletion of the job began",
                 begun.paths,
-                path=one.path,
+                path=entry.path,
                 next_step="find out what wrote it; nothing more was deleted",
             )
-    there = PathsDigest(one.path for one in (*metadata, *files))
+    present = PathsDigest(entry.path for entry in (*metadata, *files))
     data, records, left = (
-        Packed(one for one in step if one.path in there)
+        Packed(entry for entry in step if entry.path in present)
         for step in (begun.data, begun.records, begun.metadata)
     )
     return replace(
@@ -166,20 +166,20 @@ def what_is_left_of(
         data=data,
         records=records,
         metadata=left,
-        foreign=tuple(one.path for one in foreign)[:FOREIGN_LISTED],
+        foreign=tuple(entry.path for entry in foreign)[:FOREIGN_LISTED],
     )
 
 
 def _newest(objects: Packed) -> Iterator[StoredObject]:
     """Yield the object that was written last; an object without a time counts as the newest."""
-    found = max(objects, key=lambda one: one.modified_micros or 2**63, default=None)
-    return iter(() if found is None else (found,))
+    newest = max(objects, key=lambda entry: entry.modified_micros or 2**63, default=None)
+    return iter(() if newest is None else (newest,))
 
 
 def _check_quiet(roots: Roots, newest: Iterable[StoredObject], old_micros: int) -> None:
     # The younger of two clocks decides: a copied object is younger than its writer's time says, and
     # where the writer's time is younger, the store's clock may have been wrong.
-    finished = max((one.finish_time_micros for one in roots.epochs), default=0)
+    finished = max((root.finish_time_micros for root in roots.epochs), default=0)
     if finished > old_micros:
         raise refuse(
             "by the writer's clock, an epoch of the job was finished within the grace period, or "
@@ -189,13 +189,13 @@ def _check_quiet(roots: Roots, newest: Iterable[StoredObject], old_micros: int) 
             finished_micros=finished,
             next_step="wait, or check again whether the job is really dead; nothing was deleted",
         )
-    for one in newest:
-        if not one.modified_micros or one.modified_micros > old_micros:
+    for entry in newest:
+        if not entry.modified_micros or entry.modified_micros > old_micros:
             raise refuse(
                 "an object of the job was written within the grace period, or at an unknown time",
                 roots.paths,
-                path=one.path,
-                modified_micros=one.modified_micros,
+                path=entry.path,
+                modified_micros=entry.modified_micros,
                 next_step="wait, or check again whether the job is really dead; nothing was "
                 "deleted",
             )
@@ -232,15 +232,15 @@ def _oldest_first(roots: Roots, known: Iterable[StoredObject]) -> Iterator[Store
     def order(one: StoredObject) -> tuple[bool, bool, int, int, str]:
         name = object_name(roots.paths, one.path)
         last = name.kind in _LAST
-        at = int(name.worker_generation or 0) if last else int(name.epoch or 0)
-        return (last, name.kind is ObjectKind.FENCE, at, parts.get(name.kind, 0), one.path)
+        number = int(name.worker_generation or 0) if last else int(name.epoch or 0)
+        return (last, name.kind is ObjectKind.FENCE, number, parts.get(name.kind, 0), one.path)
 
     kept = (*_RECORDS, ObjectKind.DATA)
-    chosen = [one for one in known if object_name(roots.paths, one.path).kind not in kept]
-    return iter(sorted(chosen, key=order))
+    objects = [entry for entry in known if object_name(roots.paths, entry.path).kind not in kept]
+    return iter(sorted(objects, key=order))
 
 
 def files_below(paths: JobPaths, epochs: Iterable[EpochRoot]) -> Iterator[StatePath]:
     """Yield the files below a job that these epochs, of any job, list."""
     root = f"{paths.root}/"
-    return (path for one in epochs for path in one.files.paths if path.startswith(root))
+    return (path for epoch in epochs for path in epoch.files.paths if path.startswith(root))

@@ -63,24 +63,24 @@ def legacy_root(
     """
     epoch = head.epoch
     names = {name: paths.operator_metadata(name, epoch) for name in operators}
-    known = {name: found for name, found in operators.items() if found is not None}
+    decoded = {name: refs for name, refs in operators.items() if refs is not None}
     merged = References(
         job=head.job,
         epoch=epoch,
         min_epoch=head.min_epoch,
         start_time_micros=head.start_time_micros,
         finish_time_micros=head.finish_time_micros,
-        needs_commit=any(found.needs_commit for found in known.values()),
+        needs_commit=any(refs.needs_commit for refs in decoded.values()),
         operators=tuple(
-            (name, known[name].operators[0][1] if name in known else 0) for name in operators
+            (name, decoded[name].operators[0][1] if name in decoded else 0) for name in operators
         ),
-        tables=tuple(one for found in known.values() for one in found.tables),
+        tables=tuple(table for refs in decoded.values() for table in refs.tables),
         managed=head.progress is not None,
         rolled_back_to=None if head.progress is None else head.progress.rolled_back_to,
         dropped=() if head.progress is None else head.progress.dropped,
-        files=tuple(dict.fromkeys(path for found in known.values() for path in found.files)),
+        files=tuple(dict.fromkeys(path for refs in decoded.values() for path in refs.files)),
     )
-    gone = tuple(path for name, path in names.items() if name not in known)
+    gone = tuple(path for name, path in names.items() if name not in decoded)
     return epoch_root(paths, paths.legacy_metadata(epoch), merged, CheckpointState.READY, (), gone)
 
 
@@ -115,7 +115,7 @@ def damaged_legacy_root(
         head: the newest epoch, which may have the same operators.
         known: the readable part of the damaged epoch.
     """
-    names = dict.fromkeys(name for one in (known, head) if one for name, _ in one.operators)
+    names = dict.fromkeys(name for root in (known, head) if root for name, _ in root.operators)
     by_name = unreadable_objects(paths, epoch, None, names)
     return unreadable_root(epoch, reason, by_name, finish_time_micros=head.finish_time_micros)
 

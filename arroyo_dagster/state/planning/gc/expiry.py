@@ -76,7 +76,7 @@ def plan_expiry(
         listed_from=listed_from,
     )
     referenced = referenced_by(roots, (*stays, *roots.attempts))
-    chosen = choose_expired(roots, stays, keep_from, referenced)
+    expired = choose_expired(roots, stays, keep_from, referenced)
     timeless = 0 if retention.keep_micros is None else sum(map(_timeless, stays))
     return GcPlan(
         kind=PlanKind.EXPIRE,
@@ -85,11 +85,11 @@ def plan_expiry(
         made_at_micros=now_micros,
         rule={"keep_epochs": retention.keep_epochs, "keep_micros": retention.keep_micros},
         proof=prove(roots, referenced, answer),
-        keep_from=chosen.keep_from,
-        epochs=chosen.epochs,
-        data=chosen.data,
-        records=chosen.records,
-        metadata=chosen.metadata,
+        keep_from=expired.keep_from,
+        epochs=expired.epochs,
+        data=expired.data,
+        records=expired.records,
+        metadata=expired.metadata,
         stays={} if not timeless else {"no_time": (timeless, 0)},
     )
 
@@ -152,11 +152,11 @@ def epochs_that_stay(
     if listed_from is not None:
         keep_from = min(keep_from, listed_from)
     pinned = roots.job_pins.pinned
-    recovery = {one.ref for one in _needed_by_recovery(roots, retention, newest)}
+    recovery = {root.ref for root in _needed_by_recovery(roots, retention, newest)}
     stays = [
-        one
-        for one in roots.epochs
-        if one.epoch >= keep_from or one.epoch in pinned or one.ref in recovery
+        root
+        for root in roots.epochs
+        if root.epoch >= keep_from or root.epoch in pinned or root.ref in recovery
     ]
     check_whole(roots, stays)
     check_nothing_lost(roots, answer)
@@ -176,17 +176,17 @@ def choose_expired(
     Args:
         referenced: every file that an epoch or record which stays refers to.
     """
-    staying = {one.epoch for one in stays}
-    expired = [one for one in reversed(roots.epochs) if one.epoch not in staying]
+    staying = {root.epoch for root in stays}
+    expired = [root for root in reversed(roots.epochs) if root.epoch not in staying]
     needed = _parents_of_pinned(roots) | {roots.head.parent_ref}
-    going = [one for one in expired if one.ref not in needed]
+    going = [root for root in expired if root.ref not in needed]
     paths = roots.paths
     return ExpirePlan(
         keep_from=keep_from,
-        epochs=tuple(one.epoch for one in going),
+        epochs=tuple(root.epoch for root in going),
         data=Packed.of_paths(_listed_by_none(expired, referenced)),
-        records=Packed.of_paths(p for one in going for p in records_of(paths, one)),
-        metadata=Packed.of_paths(p for one in going for p in metadata_of(paths, one)),
+        records=Packed.of_paths(p for root in going for p in records_of(paths, root)),
+        metadata=Packed.of_paths(p for root in going for p in metadata_of(paths, root)),
     )
 
 
@@ -221,27 +221,28 @@ def oldest_staying(
     Args:
         newest: the newest epoch that a start can certainly choose.
     """
-    keeping = [one.epoch for one in roots.current[: retention.keep_epochs or 0]]
+    keeping = [root.epoch for root in roots.current[: retention.keep_epochs or 0]]
     if retention.keep_epochs is not None:
         lowest = roots.epochs[0].epoch - retention.keep_epochs + 1
-        readable = [one.epoch for one in roots.epochs if one.unreadable is None]
+        readable = [root.epoch for root in roots.epochs if root.unreadable is None]
         keeping += readable[: min(2, retention.keep_epochs)]
         keeping += [epoch for epoch in readable if epoch >= lowest]
     if retention.keep_micros is not None:
         since = now_micros - retention.keep_micros
         pinned = roots.job_pins.pinned
         keeping += [
-            one.epoch
-            for one in roots.epochs
-            if one.epoch not in pinned and (_timeless(one) or (one.written_at_micros or 0) >= since)
+            root.epoch
+            for root in roots.epochs
+            if root.epoch not in pinned
+            and (_timeless(root) or (root.written_at_micros or 0) >= since)
         ]
     needed = _needed_by_recovery(roots, retention, newest)
     # The parent of an unclaimed checkpoint may have been rolled back. Without a gap above it and
     # above what recovery needs then, later plans find it.
     parents = _parents_of_unclaimed(roots)
-    keeping += [one.epoch for one in parents]
+    keeping += [root.epoch for root in parents]
     keeping += [
-        one.epoch for one in needed if parents or not roots.behind_rollback(Epoch(one.epoch + 1))
+        root.epoch for root in needed if parents or not roots.behind_rollback(Epoch(root.epoch + 1))
     ]
     oldest = min(keeping)
     if roots.paths.layout is Layout.LEGACY:
@@ -258,28 +259,30 @@ def _needed_by_recovery(roots: Roots, retention: Retention, newest: Epoch) -> Se
     """Return the newest epochs down to the parent of `newest`, which must be ready."""
     if retention.keep_epochs == 1:
         return ()
-    after = [one for one in roots.current if one.epoch >= newest]
+    after = [root for root in roots.current if root.epoch >= newest]
     needed = roots.current[: len(after) + 1]
     # The parent by reference too: after a rollback it may be much older than the newest.
-    parent = {roots.head.parent_ref}.difference(one.ref for one in needed)
-    return (*needed, *(one for one in roots.epochs if one.ref in parent))
+    parent = {roots.head.parent_ref}.difference(root.ref for root in needed)
+    return (*needed, *(root for root in roots.epochs if root.ref in parent))
 
 
 def _parents_of_unclaimed(roots: Roots) -> list[EpochRoot]:
     """Return the epochs that a start needs to publish a checkpoint whose writer ended before."""
     parents = {
-        one.parent_ref
-        for one in roots.attempts
-        if one.state is CheckpointState.UNCLAIMED and one.epoch > roots.head.epoch
+        root.parent_ref
+        for root in roots.attempts
+        if root.state is CheckpointState.UNCLAIMED and root.epoch > roots.head.epoch
     }
-    return [one for one in roots.epochs if one.ref in parents]
+    return [root for root in roots.epochs if root.ref in parents]
 
 
 def _parents_of_pinned(roots: Roots) -> frozenset[StatePath]:
     """Return the parents of all pinned epochs, also of recent ones, to keep them later."""
     pinned = roots.job_pins.pinned
     return frozenset(
-        one.parent_ref for one in roots.epochs if one.epoch in pinned and one.parent_ref is not None
+        root.parent_ref
+        for root in roots.epochs
+        if root.epoch in pinned and root.parent_ref is not None
     )
 
 
@@ -292,9 +295,9 @@ def _listed_by_none(
     """
     before: frozenset[str] = frozenset()
     new = str.__new__  # checked when they were read
-    for one in expired:
-        files = frozenset(one.files.texts)
-        found = sorted(text for text in files - before if text not in referenced)
+    for root in expired:
+        files = frozenset(root.files.texts)
+        unlisted = sorted(text for text in files - before if text not in referenced)
         # On a file system that ignores case, a similar name may denote a file that stays.
-        yield from (new(StatePath, text) for text in found if not referenced.resembles(text))
+        yield from (new(StatePath, text) for text in unlisted if not referenced.resembles(text))
         before = files

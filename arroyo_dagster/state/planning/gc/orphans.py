@@ -124,10 +124,10 @@ def standing_of(
     check_readable(roots, roots.epochs)
     live = not at_rest(roots, answer)
     check_clock(roots, now_micros, live=live)
-    times = {one.path: one.modified_micros for one in metadata}
+    times = {entry.path: entry.modified_micros for entry in metadata}
     old = now_micros - grace_micros
-    lost = frozenset(one.ref for one in roots.attempts if _may_go(roots, one, live, times, old))
-    stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in lost)]
+    lost = frozenset(root.ref for root in roots.attempts if _may_go(roots, root, live, times, old))
+    stays = [*roots.epochs, *(root for root in roots.attempts if root.ref not in lost)]
     address = None if roots.restored is None else parse_manifest_path(roots.restored)
     return OrphanRules(
         roots=roots,
@@ -137,7 +137,7 @@ def standing_of(
         grace_micros=grace_micros,
         began_micros=_began(roots.head),
         newest_written=None if live and _may_begin_again(roots, answer) else _newest_written(roots),
-        owned=frozenset((one.worker_generation, one.epoch) for one in stays),
+        owned=frozenset((root.worker_generation, root.epoch) for root in stays),
         restored=None if address is None else (address.worker_generation, address.epoch),
         lost=lost,
     )
@@ -179,7 +179,7 @@ def _may_begin_again(roots: Roots, answer: JobAnswer | None) -> bool:
     if roots.paths.layout is not Layout.LEGACY or roots.managed:
         return False
     newest = None if answer is None else answer.facts.newest_ready_epoch
-    return newest is None or newest not in [one.epoch for one in roots.epochs[:2]]
+    return newest is None or newest not in [root.epoch for root in roots.epochs[:2]]
 
 
 def _newest_written(roots: Roots) -> Epoch | None:
@@ -331,7 +331,7 @@ def judge_below(
         below: the directory, with a slash at the end.
     """
     roots = standing.roots
-    stays = [*roots.epochs, *(one for one in roots.attempts if one.ref not in standing.lost)]
+    stays = [*roots.epochs, *(root for root in roots.attempts if root.ref not in standing.lost)]
     return judge(replace(standing, referenced=referenced_by(roots, stays, below)), files)
 
 
@@ -354,11 +354,11 @@ def plan_orphans(
         purge_after_micros: the age at which quarantines are purged; None = none is.
     """
     roots, stays = standing.roots, _Stays()
-    found = [one for one, _ in _chosen(standing, metadata, stays)]
-    going = sorted(found, key=lambda one: _age(roots, one.path))
+    objects = [entry for entry, _ in _chosen(standing, metadata, stays)]
+    going = sorted(objects, key=lambda entry: _age(roots, entry.path))
     for part in parts:
         stays.add(part.stays)
-    names = [one.path for one in foreign]
+    names = [entry.path for entry in foreign]
     stays.add({Reason.FOREIGN.name.lower(): (len(names), 0)})
     proof = replace(
         prove(roots, standing.referenced, answer, listed),
@@ -414,13 +414,13 @@ def _chosen(
     standing: OrphanRules, objects: Iterable[StoredObject], stays: _Stays
 ) -> Iterator[tuple[StoredObject, ObjectName]]:
     paths = standing.roots.paths
-    for one in objects:
-        name = object_name(paths, one.path)
-        reason = reason_of(standing, one, name)
+    for entry in objects:
+        name = object_name(paths, entry.path)
+        reason = reason_of(standing, entry, name)
         if reason.goes:
-            yield one, name
+            yield entry, name
         else:
-            stays.count(reason, one)
+            stays.count(reason, entry)
 
 
 def _split(chosen: Iterable[tuple[StoredObject, ObjectName]]) -> tuple[Packed, Packed]:
@@ -428,11 +428,11 @@ def _split(chosen: Iterable[tuple[StoredObject, ObjectName]]) -> tuple[Packed, P
     records: list[StoredObject] = []
 
     def data() -> Iterator[StoredObject]:
-        for one, name in chosen:
+        for entry, name in chosen:
             if name.kind is ObjectKind.DATA:
-                yield one
+                yield entry
             else:
-                records.append(one)
+                records.append(entry)
 
     packed = Packed(data())
     return packed, Packed(records)

@@ -48,8 +48,8 @@ def refuse(reason: str, paths: JobPaths, **facts: object) -> ProtocolError:
     """Return the error that states why gc deletes nothing of a job, with the evidence."""
     next_step = facts.pop("next_step", NOTHING_DELETED)
     assert isinstance(next_step, str)
-    known: dict[str, object] = {"job": paths.root, **facts}
-    return ProtocolError(f"gc refused: {reason}", next_step=next_step, **known)  # type: ignore[arg-type]
+    evidence: dict[str, object] = {"job": paths.root, **facts}
+    return ProtocolError(f"gc refused: {reason}", next_step=next_step, **evidence)  # type: ignore[arg-type]
 
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def check_roots(roots: Roots) -> None:
     """
     if not roots.epochs:
         raise refuse("the job has no epoch, so it is unknown which objects are needed", roots.paths)
-    missing = sorted(roots.job_pins.pinned - {one.epoch for one in roots.epochs})
+    missing = sorted(roots.job_pins.pinned - {root.epoch for root in roots.epochs})
     if missing:
         raise refuse(
             f"the pinned epoch {missing[0]} does not exist",
@@ -74,13 +74,13 @@ def check_roots(roots: Roots) -> None:
             "was deleted",
         )
     check_inside(roots)
-    for one in roots.attempts:
-        if one.state is CheckpointState.READY:
+    for root in roots.attempts:
+        if root.state is CheckpointState.READY:
             raise refuse(
-                f"unexplained gap in the chain of epochs: epoch {one.epoch} exists, but no later "
+                f"unexplained gap in the chain of epochs: epoch {root.epoch} exists, but no later "
                 "epoch refers to it",
                 roots.paths,
-                path=one.ref,
+                path=root.ref,
             )
     for newer, older in itertools.pairwise(roots.current):
         if older.epoch >= newer.epoch:
@@ -108,7 +108,7 @@ def _may_follow_a_gap(roots: Roots, epoch: Epoch, newer: Epoch) -> bool:
         # object at all is between them; reads by name confirmed it, not only a listing. Remains of
         # an interrupted cleanup below `min_epoch` do not count; they stay.
         kept = max(epoch + 1, roots.head.min_epoch)
-        return not any(kept <= one.epoch < newer for one in roots.attempts)
+        return not any(kept <= root.epoch < newer for root in roots.attempts)
     pinned = roots.job_pins.ever_pinned
     # Below a pinned epoch are its parent's metadata, and the remains of an unfinished gc run.
     return any(pin >= epoch for pin in pinned)
@@ -120,13 +120,13 @@ def check_inside(roots: Roots) -> None:
     Raises:
         ProtocolError: one lists such a file.
     """
-    for one in (*roots.epochs, *roots.attempts):
-        if one.outside is not None:
+    for root in (*roots.epochs, *roots.attempts):
+        if root.outside is not None:
             raise refuse(
-                f"epoch {one.epoch} lists a file outside of its job: two deployments may overlap",
+                f"epoch {root.epoch} lists a file outside of its job: two deployments may overlap",
                 roots.paths,
-                path=one.ref,
-                reference=one.outside,
+                path=root.ref,
+                reference=root.outside,
             )
 
 
@@ -184,7 +184,7 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
     paths, head = roots.paths, roots.head
     legacy = paths.layout is Layout.LEGACY
     kept = kept_beside(roots)
-    epochs = [_objects_of(paths, one) for one in roots.current]
+    epochs = [_objects_of(paths, root) for root in roots.current]
     facts = None if roots.managed or answer is None else answer.facts
     whole_from = collected_before(head.epoch, legacy=legacy, managed=facts is None)
     lost = list(roots.cut)
@@ -205,13 +205,13 @@ def lost_objects(roots: Roots, answer: JobAnswer | None = None) -> list[LostObje
             for number in lost_epochs(epochs, head.min_epoch, whole_from, kept)
         ]
     lost += lost_metadata(epochs, whole_from=whole_from, kept=kept)
-    managed = [one for one in roots.current if one.managed]
+    managed = [root for root in roots.current if root.managed]
     lost += [
-        LostObject(one.epoch, one.ref, "it lacks the progress of its sources, cut off at its end")
-        for one in roots.current
-        if managed and not one.managed and one.epoch > managed[-1].epoch
+        LostObject(root.epoch, root.ref, "it lacks the progress of its sources, cut off at its end")
+        for root in roots.current
+        if managed and not root.managed and root.epoch > managed[-1].epoch
     ]
-    return sorted(lost, key=lambda one: -one.epoch)
+    return sorted(lost, key=lambda loss: -loss.epoch)
 
 
 def _lost_parent(roots: Roots, whole_from: Epoch) -> Iterator[LostObject]:
@@ -236,15 +236,15 @@ def epoch_directories(roots: Roots) -> Iterator[tuple[EpochRoot, Epoch, bool]]:
     keyed tables, unless its metadata is cut: so how far the numbers are apart shows in two epochs.
     """
     arroyo = roots.paths.layout is Layout.LEGACY and not roots.managed
-    last = {one.ref: max(_directories(one), default=None) for one in roots.current if arroyo}
+    last = {root.ref: max(_directories(root), default=None) for root in roots.current if arroyo}
     newest = roots.current[: 2 if arroyo else 0]
-    apart = min((one.epoch - (last[one.ref] or 0) for one in newest), default=0)
-    first = {one.epoch for one in roots.current if arroyo and one.epoch == one.min_epoch + 1}
-    for one in roots.current:
-        numbers = {one.epoch, one.epoch - apart, *([1] if one.epoch in first else [])}
-        numbers |= {last[one.ref] or one.epoch} if arroyo else set()
-        shared = arroyo and (one is not roots.head or apart > 0 or bool(first - {1}))
-        yield from ((one, Epoch(number), shared) for number in sorted(numbers) if number > 0)
+    apart = min((root.epoch - (last[root.ref] or 0) for root in newest), default=0)
+    first = {root.epoch for root in roots.current if arroyo and root.epoch == root.min_epoch + 1}
+    for root in roots.current:
+        numbers = {root.epoch, root.epoch - apart, *([1] if root.epoch in first else [])}
+        numbers |= {last[root.ref] or root.epoch} if arroyo else set()
+        shared = arroyo and (root is not roots.head or apart > 0 or bool(first - {1}))
+        yield from ((root, Epoch(number), shared) for number in sorted(numbers) if number > 0)
 
 
 def written_with(one: EpochRoot, stored: StoredObject, by_micros: int | None = None) -> bool:
@@ -271,8 +271,8 @@ def _directories(one: EpochRoot) -> set[Epoch]:
 def kept_beside(roots: Roots) -> frozenset[Epoch]:
     """Return the epochs that outlive newer ones: those that were pinned, and their parents."""
     pinned = roots.job_pins.ever_pinned
-    parents = {one.parent_ref for one in roots.epochs if one.epoch in pinned}
-    return pinned | {one.epoch for one in roots.epochs if one.ref in parents}
+    parents = {root.parent_ref for root in roots.epochs if root.epoch in pinned}
+    return pinned | {root.epoch for root in roots.epochs if root.ref in parents}
 
 
 def _objects_of(paths: JobPaths, one: EpochRoot) -> EpochObjects:
@@ -296,14 +296,14 @@ def check_readable(roots: Roots, stays: Iterable[EpochRoot]) -> None:
     Raises:
         ProtocolError: a rolled-back epoch is unreadable; it must expire first.
     """
-    for one in stays:
-        if one.unreadable is not None:
+    for root in stays:
+        if root.unreadable is not None:
             raise refuse(
-                f"epoch {one.epoch}, which was rolled back, cannot be read, so it is unknown "
-                f"what it lists: {one.unreadable}",
+                f"epoch {root.epoch}, which was rolled back, cannot be read, so it is unknown "
+                f"what it lists: {root.unreadable}",
                 roots.paths,
-                epoch=one.epoch,
-                path=one.ref,
+                epoch=root.epoch,
+                path=root.ref,
                 next_step="run the job until an expiry that keeps only newer epochs removes this "
                 "one; nothing was deleted",
             )
@@ -345,8 +345,8 @@ def check_aliases(roots: Roots, foreign: Packed, known: Iterable[StoredObject]) 
     if not aliases:
         return
     root = f"{roots.paths.root}/"
-    referenced = (path for one in (*roots.epochs, *roots.attempts) for path in one.files.texts)
-    for path in itertools.chain((one.path for one in known), referenced):
+    referenced = (path for epoch in (*roots.epochs, *roots.attempts) for path in epoch.files.texts)
+    for path in itertools.chain((entry.path for entry in known), referenced):
         alias = aliases.get(fold_numbers(path.removeprefix(root)))
         if alias is not None and alias != path:
             raise refuse(
@@ -360,14 +360,14 @@ def check_aliases(roots: Roots, foreign: Packed, known: Iterable[StoredObject]) 
 def nested_root(paths: JobPaths, path: str) -> bool:
     """Return whether an object below a job belongs to another job that is nested in it."""
     rest = path.removeprefix(f"{paths.root}/").split("/")
-    for at, name in enumerate(rest):
-        if name == CURRENT_GENERATION and at:
+    for index, name in enumerate(rest):
+        if name == CURRENT_GENERATION and index:
             return True
-        follows = rest[at + 1 : at + 2]
+        follows = rest[index + 1 : index + 2]
         nested = name == "checkpoints" and follows and follows[0].startswith("checkpoint-")
-        own = at == 0 or (at == 2 and fold(rest[0]) == "generations")
+        own = index == 0 or (index == 2 and fold(rest[0]) == "generations")
         if nested and not own:
-            return "operator-" not in "/".join(rest[:at])
+            return "operator-" not in "/".join(rest[:index])
     return bool(rest) and rest[0] == "checkpoints" and paths.layout is Layout.PROTOCOL
 
 
@@ -410,16 +410,16 @@ def referenced_by(roots: Roots, stays: Iterable[EpochRoot], below: str = "") -> 
         stays: the epochs and attempts that stay.
         below: a prefix of paths; other files are left out.
     """
-    found = ReferencedPaths(roots.paths.root)
+    referenced = ReferencedPaths(roots.paths.root)
     before: frozenset[str] = frozenset()
-    for one in stays:
-        files = frozenset(text for text in one.files.texts if text.startswith(below))
-        found.add(files - before)
+    for root in stays:
+        files = frozenset(text for text in root.files.texts if text.startswith(below))
+        referenced.add(files - before)
         before = files
     others = (*roots.compactions.values(), *(aside.needs for aside in roots.quarantined))
     for packed in others:
-        found.add(text for text in packed.texts if text.startswith(below))
-    return found
+        referenced.add(text for text in packed.texts if text.startswith(below))
+    return referenced
 
 
 def prove(

@@ -37,8 +37,8 @@ def no_longer_planned(plan: GcPlan, fresh: GcPlan) -> Iterator[StatePath]:
 
     The plan may run only if all of these are gone.
     """
-    known = _names(fresh)
-    return (one.path for step in _steps(plan) for one in step if _name(one) not in known)
+    names = _names(fresh)
+    return (entry.path for step in _steps(plan) for entry in step if _name(entry) not in names)
 
 
 def check_gone(plan: GcPlan, there: Sequence[StatePath]) -> None:
@@ -58,9 +58,9 @@ def check_gone(plan: GcPlan, there: Sequence[StatePath]) -> None:
 
 def what_is_left(plan: GcPlan, fresh: GcPlan) -> GcPlan:
     """Return the part of a plan that a fresh plan contains as well."""
-    known = PathsDigest(one.path for step in _steps(plan) for one in step)
-    chosen = [Packed(one for one in step if one.path in known) for step in _steps(fresh)]
-    data, records, metadata = chosen
+    planned = PathsDigest(entry.path for step in _steps(plan) for entry in step)
+    left = [Packed(entry for entry in step if entry.path in planned) for step in _steps(fresh)]
+    data, records, metadata = left
     purges = tuple(name for name in plan.purges if name in fresh.purges)
     return replace(plan, data=data, records=records, metadata=metadata, purges=purges)
 
@@ -70,7 +70,7 @@ def _steps(plan: GcPlan) -> tuple[Packed, Packed, Packed]:
 
 
 def _names(plan: GcPlan) -> PathsDigest:
-    return PathsDigest(_name(one) for step in _steps(plan) for one in step)
+    return PathsDigest(_name(entry) for step in _steps(plan) for entry in step)
 
 
 def _name(one: StoredObject) -> str:
@@ -97,14 +97,14 @@ def measured(
         foreign: the others; they include the files of operators whose ids contain a slash, which
             only metadata identifies.
     """
-    wanted = PathsDigest(plan.data.paths)
+    planned = PathsDigest(plan.data.paths)
     files = Packed.joined([files, foreign])
-    small = {one.path: one for shelf in (metadata, maintenance) for one in shelf}
+    small = {entry.path: entry for objects in (metadata, maintenance) for entry in objects}
     named = {*plan.records.paths, *plan.metadata.paths}
-    small |= {one.path: one for one in files if one.path in named}
+    small |= {entry.path: entry for entry in files if entry.path in named}
     return replace(
         plan,
-        data=Packed(one for one in files if one.path in wanted),
+        data=Packed(entry for entry in files if entry.path in planned),
         records=Packed(small[path] for path in plan.records.paths if path in small),
         metadata=Packed(small[path] for path in plan.metadata.paths if path in small),
     )

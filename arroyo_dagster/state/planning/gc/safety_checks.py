@@ -86,9 +86,9 @@ def _known(paths: JobPaths, answer: JobAnswer | None) -> JobFacts:
             paths,
             next_step=PASS_SOURCE,
         )
-    for one in answer.disagreements:
-        if one.fact in ("condition", "run_id"):
-            raise refuse(f"sources disagree on {one}", paths, next_step=PASS_SOURCE)
+    for disagreement in answer.disagreements:
+        if disagreement.fact in ("condition", "run_id"):
+            raise refuse(f"sources disagree on {disagreement}", paths, next_step=PASS_SOURCE)
     return answer.facts
 
 
@@ -110,16 +110,16 @@ def newest_restorable(roots: Roots, answer: JobAnswer | None) -> Epoch:
         # The database may be one epoch behind the store: either of the two newest may be restored.
         return roots.epochs[min(1, len(roots.epochs) - 1)].epoch
     assert facts is not None
-    if newest not in [one.epoch for one in roots.epochs]:
+    if newest not in [root.epoch for root in roots.epochs]:
         raise refuse(
             f"{facts.source} reports epoch {newest}, which is not in the store",
             roots.paths,
             newest=roots.head.ref,
             next_step="check that the job writes to this URL; nothing was deleted",
         )
-    for one in facts.checkpoints or ():
-        if one.state == "committing" and one.epoch >= newest:
-            raise refuse(f"the commit of epoch {one.epoch} is not finished", roots.paths)
+    for checkpoint in facts.checkpoints or ():
+        if checkpoint.state == "committing" and checkpoint.epoch >= newest:
+            raise refuse(f"the commit of epoch {checkpoint.epoch} is not finished", roots.paths)
     return newest
 
 
@@ -217,9 +217,9 @@ def why_dead(
     """
     facts = answer.facts
     if facts.condition is JobCondition.GONE:
-        contradiction = next((one for one in answer.disagreements if one.fact == "condition"), None)
-        if contradiction is not None:
-            raise refuse(f"sources disagree on {contradiction}", paths, next_step=PASS_SOURCE)
+        conflict = next((item for item in answer.disagreements if item.fact == "condition"), None)
+        if conflict is not None:
+            raise refuse(f"sources disagree on {conflict}", paths, next_step=PASS_SOURCE)
         return f"{facts.source} reports that it is gone"
     if facts.condition is not JobCondition.UNKNOWN:
         raise refuse(
