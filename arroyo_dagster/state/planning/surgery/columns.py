@@ -73,8 +73,8 @@ class ColumnMap:
 def columns_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
     """Return the columns of a table as its metadata has them, without `_generation`."""
     return tuple(
-        StateColumn(one["name"], _kind(one), bool(one["nullable"]))
-        for one in json.loads(config.schema.arrow_schema)["fields"]
+        StateColumn(field["name"], _kind(field), bool(field["nullable"]))
+        for field in json.loads(config.schema.arrow_schema)["fields"]
     )
 
 
@@ -88,7 +88,7 @@ def _kind(field: Mapping[str, Any]) -> str:
 def keys_of(config: ExpiringTimeKeyConfig) -> tuple[StateColumn, ...]:
     """Return the columns by which rows are routed, in their order."""
     columns = columns_of(config)
-    return tuple(columns[at] for at in config.schema.hashed_indices)
+    return tuple(columns[index] for index in config.schema.hashed_indices)
 
 
 def map_columns(
@@ -107,18 +107,18 @@ def map_columns(
     Returns:
         The map; or why the table cannot take the rows of the source, for people.
     """
-    renamed = {one.column: one.source for one in overrides.renames if one.operator == operator}
-    given = {one.column: one.value for one in overrides.fills if one.operator == operator}
+    renamed = {item.column: item.source for item in overrides.renames if item.operator == operator}
+    fills = {fill.column: fill.value for fill in overrides.fills if fill.operator == operator}
     reason = _why_other_table(theirs, ours, renamed, operator)
     if reason is not None:
         return reason
-    found, wanted = columns_of(theirs), columns_of(ours)
-    if found == wanted:
-        return ColumnMap(tuple(range(len(wanted))), identical=True)
-    double = sorted(_doubled(found) | _doubled(wanted))
+    source, target = columns_of(theirs), columns_of(ours)
+    if source == target:
+        return ColumnMap(tuple(range(len(target))), identical=True)
+    double = sorted(_doubled(source) | _doubled(target))
     if double:
         return f"several of its columns are named {double[0]!r}, and not all columns are equal"
-    columns = _Columns(operator, found, wanted, renamed, given, ours.description)
+    columns = _Columns(operator, source, target, renamed, fills, ours.description)
     return _mapped(columns, _keys(ours))
 
 
@@ -134,19 +134,19 @@ class _Columns:
     def index_of(self, column: StateColumn) -> int | None:
         """Return where the source has a column."""
         name = self.renamed.get(column.name, column.name)
-        return next((at for at, one in enumerate(self.found) if one.name == name), None)
+        return next((index for index, source in enumerate(self.found) if source.name == name), None)
 
     @property
     def left(self) -> list[StateColumn]:
         """The columns of the source that no column takes."""
         taken = {self.index_of(column) for column in self.wanted}
-        return [one for at, one in enumerate(self.found) if at not in taken]
+        return [column for index, column in enumerate(self.found) if index not in taken]
 
     def overrides(self, missing: Sequence[StateColumn]) -> str:
         """Return the overrides that decide about columns which the source may name otherwise."""
         left, renames = self.left, {}
         for column in missing:
-            like = next((one for one in left if _alike(one, column)), None)
+            like = next((other for other in left if _alike(other, column)), None)
             if like is not None:
                 left.remove(like)
                 renames[column.name] = like.name
@@ -171,14 +171,14 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
     sources: list[int | Filled] = []
     filled: list[StateColumn] = []
     for column in columns.wanted:
-        at = columns.index_of(column)
-        if at is not None and columns.found[at].kind != column.kind:
+        index = columns.index_of(column)
+        if index is not None and columns.found[index].kind != column.kind:
             return (
                 f"its column {column.name!r} has the type {column.kind}, and in the source "
-                f"{columns.found[at].kind}"
+                f"{columns.found[index].kind}"
             )
-        if at is not None:
-            sources.append(at)
+        if index is not None:
+            sources.append(index)
             continue
         value = columns.given.get(column.name, _neutral(column, columns.description))
         if value is None:
@@ -188,12 +188,12 @@ def _mapped(columns: _Columns, keys: Collection[int]) -> ColumnMap | str:
             return f"{reason}; if it has another name there: {columns.overrides([column])}"
         sources.append(Filled(value))
         filled.append(column)
-    taken = {at for at in sources if isinstance(at, int)}
-    state = [at for at in taken if columns.found[at].name != TIMESTAMP_COLUMN]
+    taken = {index for index in sources if isinstance(index, int)}
+    state = [index for index in taken if columns.found[index].name != TIMESTAMP_COLUMN]
     if columns.description not in _RAW_ROWS and filled and len(state) <= len(keys):
         return "it has no aggregate in common with the source, only the keys"
-    names, dropped = [one.name for one in filled], [one.name for one in columns.left]
-    guessed = [one for one in filled if one.name not in columns.given]
+    names, dropped = [column.name for column in filled], [column.name for column in columns.left]
+    guessed = [column for column in filled if column.name not in columns.given]
     if guessed and dropped:
         return (
             f"{', '.join(one.name for one in guessed)} would begin anew, and {', '.join(dropped)} "
@@ -217,15 +217,13 @@ def _why_other_table(
         ("keys", here.key_indices, there.key_indices),
         ("routing keys", here.routing_key_indices, there.routing_key_indices),
     ):
-        mine, others = _named(ours, now, renamed), _named(theirs, was, {})
-        if mine != others:
-            reason = f"its {name} are {_listed(mine)}, and in the source {_listed(others)}"
-            kinds = [[kind for _, kind in one or ()] for one in (mine, others)]
+        own, others = _named(ours, now, renamed), _named(theirs, was, {})
+        if own != others:
+            reason = f"its {name} are {_listed(own)}, and in the source {_listed(others)}"
+            kinds = [[kind for _, kind in keys or ()] for keys in (own, others)]
             if kinds[0] != kinds[1]:
                 return reason
-            names = {
-                a: b for (a, _), (b, _) in zip(mine or (), others or (), strict=True) if a != b
-            }
+            names = {a: b for (a, _), (b, _) in zip(own or (), others or (), strict=True) if a != b}
             return f"{reason}; if they are the same: {override('rename', operator, names)}"
     other = theirs.retention_micros != ours.retention_micros
     if other and ours.description == SESSION:
@@ -249,9 +247,7 @@ def _named(
     if indices is None:
         return None
     columns = columns_of(config)
-    return tuple(
-        (renamed.get(columns[at].name, columns[at].name), columns[at].kind) for at in indices
-    )
+    return tuple((renamed.get(columns[i].name, columns[i].name), columns[i].kind) for i in indices)
 
 
 def _listed(columns: Sequence[tuple[str, str]] | None) -> str:
@@ -263,8 +259,8 @@ def _keys(config: ExpiringTimeKeyConfig) -> frozenset[int]:
 
 
 def _doubled(columns: Sequence[StateColumn]) -> set[str]:
-    names = [one.name for one in columns]
-    return {one for one in names if names.count(one) > 1}
+    names = [column.name for column in columns]
+    return {name for name in names if names.count(name) > 1}
 
 
 def _neutral(column: StateColumn, description: str) -> str | None:
@@ -296,9 +292,9 @@ def aggregates_of(config: ExpiringTimeKeyConfig) -> tuple[str, ...]:
     """Return the aggregates whose state table `a` holds, in the order of the SELECT."""
     keys = _keys(config)
     names = [
-        state[1] if (state := _STATE.fullmatch(one.name)) is not None else one.name
-        for at, one in enumerate(columns_of(config))
-        if at not in keys and at != config.schema.timestamp_index
+        state[1] if (state := _STATE.fullmatch(column.name)) is not None else column.name
+        for index, column in enumerate(columns_of(config))
+        if index not in keys and index != config.schema.timestamp_index
     ]
     return tuple(dict.fromkeys(names))
 
@@ -338,7 +334,7 @@ def map_accumulators(
         return "nothing shows which of its aggregates that keep their arguments is which"
     if tuple(theirs[0]) == tuple(ours[0]) and set(theirs[1]) == set(ours[1]):
         return {number: number for number in theirs[1]}
-    places = [_places(*one) for one in (theirs, ours)]
+    places = [_places(*table) for table in (theirs, ours)]
     if places[0] is None or places[1] is None:
         return "its rows do not show the positions of all aggregates that keep their arguments"
     if len(theirs[1]) != len(ours[1]):
@@ -355,4 +351,4 @@ def _places(aggregates: Sequence[str], numbers: Collection[int]) -> list[str | N
     if any(number >= count for number in numbers):
         return None
     rest = iter(aggregates)
-    return [None if at in set(numbers) else next(rest) for at in range(count)]
+    return [None if position in set(numbers) else next(rest) for position in range(count)]

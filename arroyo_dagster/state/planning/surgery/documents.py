@@ -36,5 +36,5 @@ def raise_together(what: str, errors: Sequence[InputError]) -> None:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        lines = "".join(f"\n  {one}" for one in errors)
+        lines = "".join(f"\n  {error}" for error in errors)
         raise InputError(f"{what} has {len(errors)} errors:{lines}")

@@ -41,15 +41,15 @@ def parse_lookup(data: bytes) -> tuple[NewPosition, ...]:
             "the lookup has no partition" if not pairs else "the lookup has a partition twice",
             next_step=_FORMS,
         )
-    return tuple(NewPosition(partition=one, position=offset) for one, offset in pairs)
+    return tuple(NewPosition(partition=partition, position=offset) for partition, offset in pairs)
 
 
 def _of_json(text: str) -> Iterator[tuple[str, str]]:
     try:
-        found = parse_json(text, _PAIRS)
+        pairs = parse_json(text, _PAIRS)
     except ValueError as error:
         raise InputError(f"the lookup is no JSON ({error})", next_step=_FORMS) from error
-    for partition, offset in found:
+    for partition, offset in pairs:
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
             raise InputError(
                 f"the lookup has no offset of partition {partition}", found=f"{offset!r:.40}"
@@ -60,14 +60,14 @@ def _of_json(text: str) -> Iterator[tuple[str, str]]:
 def _of_lines(text: str) -> Iterator[tuple[str, str]]:
     topics: set[str] = set()
     for line in filter(None, map(str.strip, text.splitlines())):
-        found = _LINE.fullmatch(line)
-        if found is None:
+        match = _LINE.fullmatch(line)
+        if match is None:
             raise InputError(
                 f"not a line of a lookup: {line:.80}",
                 expected="TOPIC:PARTITION:OFFSET",
                 next_step=_FORMS,
             )
-        topic, partition, offset = found.groups()
+        topic, partition, offset = match.groups()
         if not offset:
             raise InputError(
                 f"no record of partition {partition} of topic {topic} is at or after the time",

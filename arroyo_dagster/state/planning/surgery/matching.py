@@ -59,11 +59,11 @@ def shapes_of(
         places: of the operators in the graph of their pipeline; None = not known.
     """
     shapes = sorted(
-        map(_shape, checkpoint.operators), key=lambda one: (one.index or 0, one.operator)
+        map(_shape, checkpoint.operators), key=lambda shape: (shape.index or 0, shape.operator)
     )
     if places is not None:
-        return tuple(replace(one, place=places.get(one.operator, NOWHERE)) for one in shapes)
-    return tuple(replace(one, place=_by_number(one, shapes)) for one in shapes)
+        return tuple(replace(shape, place=places.get(shape.operator, NOWHERE)) for shape in shapes)
+    return tuple(replace(shape, place=_by_number(shape, shapes)) for shape in shapes)
 
 
 def _shape(operator: OperatorCheckpoint) -> OperatorShape:
@@ -84,8 +84,8 @@ def _by_number(shape: OperatorShape, shapes: Sequence[OperatorShape]) -> GraphPl
     before = [x for x in shapes if x.kind == _SOURCE and (x.index or 0) < (shape.index or 0)]
     after = [x for x in shapes if x.kind == _SINK and (x.index or 0) > (shape.index or 0)]
     return GraphPlace(
-        frozenset(f"the source {one.name}" for one in before[-1:]),
-        frozenset(f"the sink {one.name}" for one in after[:1]),
+        frozenset(f"the source {source.name}" for source in before[-1:]),
+        frozenset(f"the sink {sink.name}" for sink in after[:1]),
     )
 
 
@@ -131,8 +131,8 @@ class Matching:
     @property
     def decision(self) -> str:
         """The options, and the override, that accept the suggestions."""
-        options = " ".join(map_option(one.source, one.operator) for one in self.suggestions)
-        pairs = {one.source: one.operator for one in self.suggestions}
+        options = " ".join(map_option(pair.source, pair.operator) for pair in self.suggestions)
+        pairs = {pair.source: pair.operator for pair in self.suggestions}
         return f"{options} (in a file of overrides: `map: {json.dumps(pairs)}`)"
 
 
@@ -159,24 +159,24 @@ def match_operators(
         operator: OperatorMatch(source=source, operator=operator, why="you named them")
         for source, operator in overrides.matches
     }
-    kinds = {one.kind for one in (*theirs, *ours) if one.configs} - {_SINK}
+    kinds = {shape.kind for shape in (*theirs, *ours) if shape.configs} - {_SINK}
     decided = {source for source, _ in overrides.matches} | set(overrides.drop)
-    left = [one for one in theirs if one.kind in kinds and one.operator not in decided]
+    left = [shape for shape in theirs if shape.kind in kinds and shape.operator not in decided]
     decided = {*matches, *overrides.start_empty}
-    right = [one for one in ours if one.kind in kinds and one.operator not in decided]
+    right = [shape for shape in ours if shape.kind in kinds and shape.operator not in decided]
     alike = [(a, b) for a in left for b in right if _alike(a, b)]
     certain = [pair for pair in alike if _is_certain(pair, alike)]
     for a, b in certain:
         why = "equal tables and place, and no other operator is like it"
         matches[b.operator] = OperatorMatch(source=a.operator, operator=b.operator, why=why)
     suggestions = _suggested(
-        [one for one in left if one.operator not in {a.operator for a, _ in certain}],
-        [one for one in right if one.operator not in matches],
+        [shape for shape in left if shape.operator not in {a.operator for a, _ in certain}],
+        [shape for shape in right if shape.operator not in matches],
     )
-    order = [one.operator for one in ours]
+    order = [shape.operator for shape in ours]
     return Matching(
-        tuple(sorted(matches.values(), key=lambda one: order.index(one.operator))),
-        tuple(sorted(suggestions, key=lambda one: order.index(one.operator))),
+        tuple(sorted(matches.values(), key=lambda match: order.index(match.operator))),
+        tuple(sorted(suggestions, key=lambda suggestion: order.index(suggestion.operator))),
     )
 
 
@@ -227,7 +227,7 @@ def _suggested(
             if points[other] > points[pair] - MARGIN and set(other) & set(pair)
         ]
         why = ", ".join(f"{text} ({number})" for text, number in scores[pair].items())
-        names = (one for other in rivals for one in other if one not in pair)
+        names = (name for other in rivals for name in other if name not in pair)
         yield Suggestion(*pair, points[pair], why, tuple(dict.fromkeys(names)))
         left = [(a, b) for a, b in left if a != pair[0] and b != pair[1]]
 
@@ -252,7 +252,7 @@ def _reasons(theirs: OperatorShape, ours: OperatorShape) -> Iterator[tuple[str, 
         yield (f"both read {ours.name}", 40) if same else (f"reads {theirs.name}", 0)
         return
     if both:
-        yield from _table_reasons([(theirs.configs[at], ours.configs[at]) for at in both])
+        yield from _table_reasons([(theirs.configs[table], ours.configs[table]) for table in both])
     else:
         yield "one of both has not written its tables", 20
     for most, where, a, b in (
@@ -266,20 +266,20 @@ def _reasons(theirs: OperatorShape, ours: OperatorShape) -> Iterator[tuple[str, 
 
 def _table_reasons(pairs: Sequence[tuple[TableConfig, TableConfig]]) -> Iterator[tuple[str, int]]:
     rows = [
-        (there.config, here.config)
-        for there, here in pairs
-        if isinstance(there.config, ExpiringTimeKeyConfig)
-        and isinstance(here.config, ExpiringTimeKeyConfig)
+        (source.config, target.config)
+        for source, target in pairs
+        if isinstance(source.config, ExpiringTimeKeyConfig)
+        and isinstance(target.config, ExpiringTimeKeyConfig)
     ]
     if not rows:
         yield "tables of the same kind", 70
         return
-    keys = all(keys_of(there) == keys_of(here) for there, here in rows)
+    keys = all(keys_of(source) == keys_of(target) for source, target in rows)
     yield ("equal keys", 30) if keys else ("other keys", 0)
-    kept = all(there.retention_micros == here.retention_micros for there, here in rows)
+    kept = all(source.retention_micros == target.retention_micros for source, target in rows)
     yield ("equal retention", 10) if kept else ("another retention", 0)
     columns = [
-        [{(column.name, column.kind) for column in columns_of(one)} for one in pair]
+        [{(column.name, column.kind) for column in columns_of(config)} for config in pair]
         for pair in rows
     ]
     shared = sum(len(a & b) for a, b in columns)

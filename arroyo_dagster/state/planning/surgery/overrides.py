@@ -32,28 +32,28 @@ def parse_overrides(
     Raises:
         InputError: the document has another form.
     """
-    found = mapping_at("the overrides", {} if document is None else document)
-    unknown = sorted(set(found) - set(_NAMES))
+    fields = mapping_at("the overrides", {} if document is None else document)
+    unknown = sorted(set(fields) - set(_NAMES))
     if unknown:
         raise InputError(
             f"the overrides have no {unknown[0]!r}", next_step=f"use {', '.join(_NAMES)}"
         )
-    empty = [*_operators(found, "start_empty"), *map(OperatorId, start_empty)]
+    empty = [*_operators(fields, "start_empty"), *map(OperatorId, start_empty)]
     return Overrides(
         matches=tuple(
             (OperatorId(_text(source, "map")), OperatorId(_text(operator, "map")))
-            for source, operator in (*mapping_at("map", found.get("map") or {}).items(), *pairs)
+            for source, operator in (*mapping_at("map", fields.get("map") or {}).items(), *pairs)
         ),
-        drop=_operators(found, "drop"),
+        drop=_operators(fields, "drop"),
         start_empty=tuple(dict.fromkeys(empty)),
-        same_columns=_operators(found, "same_columns"),
+        same_columns=_operators(fields, "same_columns"),
         fills=tuple(
             ColumnFill(operator=operator, column=str(column), value=_json(value))
-            for operator, column, value in _below(found, "fill")
+            for operator, column, value in _below(fields, "fill")
         ),
         renames=tuple(
             ColumnRename(operator=operator, column=str(column), source=_text(value, "rename"))
-            for operator, column, value in _below(found, "rename")
+            for operator, column, value in _below(fields, "rename")
         ),
         accumulators=tuple(
             AccumulatorMove(
@@ -61,7 +61,7 @@ def parse_overrides(
                 source=select_position_at("accumulators", source),
                 number=select_position_at("accumulators", number),
             )
-            for operator, source, number in _below(found, "accumulators")
+            for operator, source, number in _below(fields, "accumulators")
         ),
     )
 
@@ -70,7 +70,7 @@ def _operators(found: Mapping[Any, Any], name: str) -> tuple[OperatorId, ...]:
     values = found.get(name) or []
     if not isinstance(values, list):
         raise InputError(f"{name}: expected a list of operators", found=f"{values!r:.80}")
-    return tuple(OperatorId(_text(one, name)) for one in values)
+    return tuple(OperatorId(_text(value, name)) for value in values)
 
 
 def _below(found: Mapping[Any, Any], name: str) -> Iterator[tuple[OperatorId, Any, Any]]:
@@ -100,27 +100,27 @@ def check_overrides(
     Raises:
         InputError: they do not.
     """
-    there = {one.operator: one for one in theirs}
-    here = {one.operator: one for one in ours}
+    there = {shape.operator: shape for shape in theirs}
+    here = {shape.operator: shape for shape in ours}
     of_source = [*(source for source, _ in overrides.matches), *overrides.drop]
     of_job = [*(operator for _, operator in overrides.matches), *overrides.start_empty]
     named = [
         *of_job,
         *overrides.same_columns,
-        *(one.operator for one in overrides.fills),
-        *(one.operator for one in overrides.renames),
-        *(one.operator for one in overrides.accumulators),
+        *(fill.operator for fill in overrides.fills),
+        *(rename.operator for rename in overrides.renames),
+        *(move.operator for move in overrides.accumulators),
     ]
-    for names, known, side in ((of_source, there, "source"), (named, here, "job")):
-        for one in names:
-            if one not in known:
+    for names, shapes, side in ((of_source, there, "source"), (named, here, "job")):
+        for name in names:
+            if name not in shapes:
                 raise InputError(
-                    f"an override names {one}, which is no operator of the {side}",
-                    operators=", ".join(known),
+                    f"an override names {name}, which is no operator of the {side}",
+                    operators=", ".join(shapes),
                     next_step="name operators as `arroyo-state show` prints them",
                 )
     for names in (of_source, of_job):
-        twice = sorted({one for one in names if names.count(one) > 1})
+        twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(
                 f"the overrides decide twice about {twice[0]}",

@@ -49,8 +49,8 @@ class GraphPlace:
     def ends(self) -> tuple[frozenset[str], frozenset[str]]:
         """The sources before it, and the sinks after it."""
         return (
-            frozenset(one for one in self.before if one.startswith("the source ")),
-            frozenset(one for one in self.after if one.startswith("the sink ")),
+            frozenset(name for name in self.before if name.startswith("the source ")),
+            frozenset(name for name in self.after if name.startswith("the sink ")),
         )
 
 
@@ -75,7 +75,7 @@ def place_operators(
     Returns:
         The places; or why the graph is not that of the epoch's pipeline.
     """
-    named = any(one.operators for one in graph.nodes)
+    named = any(node.operators for node in graph.nodes)
     chains = _by_name(graph, operators) if named else _by_number(graph, operators)
     if isinstance(chains, str):
         return chains
@@ -95,30 +95,30 @@ class _Link:
 
 
 def _by_name(graph: PipelineGraph, operators: Sequence[OperatorId]) -> _Chains | str:
-    named = {operator for one in graph.nodes for operator in one.operators}
+    named = {operator for node in graph.nodes for operator in node.operators}
     mismatch = _not_equal(set(operators) - named, named - set(operators))
     if mismatch is not None:
         return mismatch
     return {
-        one.number: [_Link(*link) for link in zip(one.operators, one.parts, strict=True)]
-        for one in graph.nodes
+        node.number: [_Link(*link) for link in zip(node.operators, node.parts, strict=True)]
+        for node in graph.nodes
     }
 
 
 def _by_number(graph: PipelineGraph, operators: Sequence[OperatorId]) -> _Chains | str:
     """Chained operators have consecutive numbers, of which the first is that of the node."""
-    numbered = {operator_number(one)[1]: one for one in operators}
-    free = [one for one in operators if operator_number(one)[1] is None]
+    numbered = {operator_number(operator)[1]: operator for operator in operators}
+    free = [operator for operator in operators if operator_number(operator)[1] is None]
     chains = {
         node.number: [
-            _Link(numbered.get(node.first + at), part) for at, part in enumerate(node.parts)
+            _Link(numbered.get(node.first + index), part) for index, part in enumerate(node.parts)
         ]
         for node in graph.nodes
     }
-    links = [one for chain in chains.values() for one in chain]
-    lacking = [one.part for one in links if one.operator is None]
-    shown = {one.operator for one in links}
-    missing = {one for one in operators if one not in shown and one not in free}
+    links = [link for chain in chains.values() for link in chain]
+    lacking = [link.part for link in links if link.operator is None]
+    shown = {link.operator for link in links}
+    missing = {operator for operator in operators if operator not in shown and operator not in free}
     # Only the ids of session windows have no number, and no two of them can be told apart here.
     unnamed = set(lacking[len(free) :]) if len(lacking) > len(free) else set()
     mismatch = _not_equal(missing, unnamed)
@@ -132,7 +132,7 @@ def _by_number(graph: PipelineGraph, operators: Sequence[OperatorId]) -> _Chains
     if len(free) == 1:
         for number, chain in chains.items():
             chains[number] = [
-                _Link(free[0], one.part) if one.operator is None else one for one in chain
+                _Link(free[0], link.part) if link.operator is None else link for link in chain
             ]
     return chains
 
@@ -146,7 +146,7 @@ def _not_equal(missing: set[OperatorId], surplus: set[OperatorId] | set[str]) ->
 
 
 def _listed(names: set[OperatorId] | set[str]) -> str:
-    return ", ".join(_printable(one) for one in sorted(names)[:5])
+    return ", ".join(_printable(name) for name in sorted(names)[:5])
 
 
 def _why_other_kind(one: _Link) -> str | None:
@@ -160,12 +160,12 @@ def _why_other_kind(one: _Link) -> str | None:
 
 def _wrong_ends(graph: PipelineGraph, chains: _Chains) -> Iterator[str]:
     """Yield which sources get rows, and which sinks have rows go on."""
-    fed = {one.target for one in graph.edges}
-    feeding = {one.source for one in graph.edges}
+    fed = {edge.target for edge in graph.edges}
+    feeding = {edge.source for edge in graph.edges}
     for number, chain in chains.items():
-        for at, one in enumerate(chain):
-            first, last = at == 0 and number not in fed, at == len(chain) - 1
-            name = str(one.operator)
+        for index, link in enumerate(chain):
+            first, last = index == 0 and number not in fed, index == len(chain) - 1
+            name = str(link.operator)
             if name.startswith("source_") and not first:
                 yield f"{name} of the epoch gets rows there"
             if name.startswith("sink_") and not (last and number not in feeding):
@@ -186,24 +186,24 @@ def _places(graph: PipelineGraph, chains: _Chains) -> dict[OperatorId, GraphPlac
             outputs[source].append(target)
     order = list(TopologicalSorter(inputs).static_order())
     before, after = _reached(order, inputs), _reached(order[::-1], outputs)
-    links = {(node, at): link for node, chain in chains.items() for at, link in enumerate(chain)}
-    names = {at: frozenset(_names_of(link)) for at, link in links.items()}
+    links = {(node, i): link for node, chain in chains.items() for i, link in enumerate(chain)}
+    names = {place: frozenset(_names_of(link)) for place, link in links.items()}
     return {
         link.operator: GraphPlace(
-            names[at].union(*(names[near] for near in before[at])),
-            frozenset[str]().union(*(names[near] for near in after[at])),
+            names[place].union(*(names[near] for near in before[place])),
+            frozenset[str]().union(*(names[near] for near in after[place])),
             in_graph=True,
         )
-        for at, link in links.items()
+        for place, link in links.items()
         if link.operator is not None
     }
 
 
 def _inputs(graph: PipelineGraph, chains: _Chains) -> dict[_At, list[_At]]:
     inputs: dict[_At, list[_At]] = {
-        (number, at): [(number, at - 1)] if at else []
+        (number, index): [(number, index - 1)] if index else []
         for number, chain in chains.items()
-        for at in range(len(chain))
+        for index in range(len(chain))
     }
     for edge in graph.edges:
         if chains[edge.source] and chains[edge.target]:
@@ -213,9 +213,9 @@ def _inputs(graph: PipelineGraph, chains: _Chains) -> dict[_At, list[_At]]:
 
 def _reached(order: Sequence[_At], steps: Mapping[_At, Sequence[_At]]) -> dict[_At, frozenset[_At]]:
     reached: dict[_At, frozenset[_At]] = {}
-    for at in order:
-        near = steps.get(at, ())
-        reached[at] = frozenset(near).union(*(reached[one] for one in near))
+    for place in order:
+        near = steps.get(place, ())
+        reached[place] = frozenset(near).union(*(reached[neighbor] for neighbor in near))
     return reached
 
 
