@@ -54,12 +54,12 @@ def adoptable(
         operators: what the job lists now.
         since: the epoch from which the job's writer continued.
     """
-    known, listed = list(records), frozenset[StatePath]()
-    if any(record.epoch < since for record in known):
+    all_records, listed = list(records), frozenset[StatePath]()
+    if any(record.epoch < since for record in all_records):
         listed = frozenset(path for operator in operators for path in operator.paths)
     return [
         merged
-        for record in known
+        for record in all_records
         for merged in record.merged
         if record.epoch >= since or listed.issuperset(merged.input_paths)
     ]
@@ -72,34 +72,34 @@ def apply_merges(operators: Sequence[OperatorCheckpoint], merged: Iterable[Merge
     they have expired: no row of them is loaded any more. If any other input is missing, another
     compaction has merged it: the merge is stale, because its rows would be loaded twice.
     """
-    by_id: dict[OperatorId, OperatorCheckpoint] = {one.operator: one for one in operators}
+    by_id: dict[OperatorId, OperatorCheckpoint] = {op.operator: op for op in operators}
     done: list[Merged] = []
     stale: list[StaleMerge] = []
-    for one in merged:
-        operator = by_id.get(one.operator)
-        files = operator.tables.get(one.table) if operator else None
+    for merge in merged:
+        operator = by_id.get(merge.operator)
+        files = operator.tables.get(merge.table) if operator else None
         if operator is None or files is None:
-            stale.append(StaleMerge(one, "the table no longer exists"))
+            stale.append(StaleMerge(merge, "the table no longer exists"))
             continue
-        changed = _applied(operator, files, one)
+        changed = _applied(operator, files, merge)
         if isinstance(changed, str):
-            stale.append(StaleMerge(one, changed))
+            stale.append(StaleMerge(merge, changed))
             continue
-        by_id[one.operator] = replace(operator, tables={**operator.tables, one.table: changed})
-        done.append(one)
+        by_id[merge.operator] = replace(operator, tables={**operator.tables, merge.table: changed})
+        done.append(merge)
     return Applied(tuple(by_id.values()), tuple(done), tuple(stale))
 
 
 def _applied(operator: OperatorCheckpoint, files: TableFiles, merged: Merged) -> TableFiles | str:
-    known = set(files.paths)
-    if known & set(merged.output_paths):
+    listed = set(files.paths)
+    if listed & set(merged.output_paths):
         return "it was already adopted"
     if isinstance(merged, MergedPairs) and isinstance(files, GlobalKeyedFiles):
-        at = _index_of_run(files.files, merged.inputs)
-        if at is None:
+        start = _index_of_run(files.files, merged.inputs)
+        if start is None:
             return "its inputs are no longer listed side by side"
-        after = at + len(merged.inputs)
-        return replace(files, files=(*files.files[:at], *merged.outputs, *files.files[after:]))
+        end = start + len(merged.inputs)
+        return replace(files, files=(*files.files[:start], *merged.outputs, *files.files[end:]))
     if isinstance(merged, MergedRows) and isinstance(files, ExpiringTimeKeyFiles):
         return _applied_rows(operator, files, merged)
     return "the table is of another kind now"
@@ -108,8 +108,8 @@ def _applied(operator: OperatorCheckpoint, files: TableFiles, merged: Merged) ->
 def _index_of_run(files: Sequence[StatePath], run: Sequence[StatePath]) -> int | None:
     if not run or run[0] not in files:
         return None
-    at = files.index(run[0])
-    return at if tuple(files[at : at + len(run)]) == tuple(run) else None
+    start = files.index(run[0])
+    return start if tuple(files[start : start + len(run)]) == tuple(run) else None
 
 
 def _applied_rows(

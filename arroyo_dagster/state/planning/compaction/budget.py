@@ -29,7 +29,7 @@ def _first(order: MergeOrder, merges: Sequence[_C], gain: Callable[[_C], int]) -
     if order is MergeOrder.GAIN:
         return sorted(merges, key=lambda one: gain(one) / max(1, one.size_bytes), reverse=True)
     if order is MergeOrder.SMALLEST:
-        return sorted(merges, key=lambda one: one.size_bytes)
+        return sorted(merges, key=lambda merge: merge.size_bytes)
     return list(merges)
 
 

@@ -92,14 +92,14 @@ def plan_merges(
     for operator in operators:
         for name, files in operator.tables.items():
             _check_sizes(files.paths, sizes, checkpoint)
-            found = _plan_table(_Table(operator, name), files, sizes, settings)
-            merges.extend(found.merges)
-            left_out.extend(found.left_out)
+            planned = _plan_table(_Table(operator, name), files, sizes, settings)
+            merges.extend(planned.merges)
+            left_out.extend(planned.left_out)
     merges, too_much = within_budget(settings.budget, merges, gain)
     left_out.extend(too_much)
     inspected = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
-    known = {**sizes, **_forecast_sizes(merges, merged_bytes)}
+    all_sizes = {**sizes, **_forecast_sizes(merges, merged_bytes)}
     stamps = stamps or {}
     taken = dict.fromkeys(path for merge in merges for path in merge.paths)
     return CompactionPlan(
@@ -115,7 +115,7 @@ def plan_merges(
         left_out=tuple(left_out),
         pending=len(pending),
         before=forecast(inspected, sizes, settings.parallelism),
-        after=forecast(after, known, settings.parallelism),
+        after=forecast(after, all_sizes, settings.parallelism),
         parallelism=settings.parallelism,
     )
 
@@ -130,7 +130,7 @@ def forecast(
         parallelism: of the restore; None = each operator's own.
     """
     plan = restore_plan(checkpoint, parallelism, sizes=sizes)
-    listed = list(dict.fromkeys(path for one in checkpoint.operators for path in one.paths))
+    listed = list(dict.fromkeys(path for op in checkpoint.operators for path in op.paths))
     opens = [0] * max((read.subtask + 1 for read in plan.reads), default=0)
     read_bytes = [0] * len(opens)
     for read in plan.reads:
@@ -240,7 +240,7 @@ def _candidate(path: StatePath, sizes: Mapping[StatePath, int]) -> Candidate:
 
 
 def _level(candidates: Sequence[Candidate], run: FileRun) -> int:
-    return 1 + max(one.level for one in candidates[run.start : run.end])
+    return 1 + max(candidate.level for candidate in candidates[run.start : run.end])
 
 
 def _no_gain(merge: Merge) -> str:
@@ -255,11 +255,11 @@ def _split(
 ) -> tuple[list[FileRun], list[LeftOut]]:
     """Return the runs to merge, and the other files grouped by the reason why they stay."""
     runs = choose(candidates, settings, window_micros)
-    taken = {at for run in runs for at in range(run.start, run.end)}
+    taken = {index for run in runs for index in range(run.start, run.end)}
     reasons: dict[str, list[StatePath]] = {}
-    for at, candidate in enumerate(candidates):
-        if at not in taken:
-            reason = why_left(candidates, at, settings, window_micros)
+    for index, candidate in enumerate(candidates):
+        if index not in taken:
+            reason = why_left(candidates, index, settings, window_micros)
             reasons.setdefault(reason, []).append(candidate.path)
     return runs, [table.left(reason, files) for reason, files in reasons.items()]
 
@@ -291,13 +291,13 @@ def _plan_rows(
                 left.append(table.left(_no_gain(merge), merge.paths))
     if not live and not gone:
         left = [table.left("it has one file or none")]
-    return _PlannedMerges(merges, [one for one in left if one.files or not files.files])
+    return _PlannedMerges(merges, [entry for entry in left if entry.files or not files.files])
 
 
 def _is_rescale(
     settings: CompactionSettings, candidates: Sequence[Candidate], run: FileRun
 ) -> bool:
-    straddling = any(one.straddles for one in candidates[run.start : run.end])
+    straddling = any(candidate.straddles for candidate in candidates[run.start : run.end])
     return settings.parallelism is not None and straddling
 
 
@@ -412,7 +412,7 @@ def _forecast(
     operators: Sequence[OperatorCheckpoint], merges: Sequence[Merge]
 ) -> tuple[OperatorCheckpoint, ...]:
     """Return the operators as they would be with the maximum number of outputs of each merge."""
-    applied = apply_merges(operators, [stand_in(at, merge) for at, merge in enumerate(merges)])
+    applied = apply_merges(operators, [stand_in(i, merge) for i, merge in enumerate(merges)])
     assert not applied.stale
     return applied.operators
 
@@ -459,9 +459,9 @@ def stand_in(at: int, merge: Merge) -> Merged:
 def _forecast_sizes(
     merges: Sequence[Merge], merged_bytes: Sequence[int] | None
 ) -> dict[StatePath, int]:
-    found: dict[StatePath, int] = {}
-    for at, merge in enumerate(merges):
-        paths = _outputs(at, merge)
-        size_bytes = merge.size_bytes if merged_bytes is None else merged_bytes[at]
-        found.update(dict.fromkeys(paths, size_bytes // len(paths)))
-    return found
+    sizes: dict[StatePath, int] = {}
+    for index, merge in enumerate(merges):
+        paths = _outputs(index, merge)
+        size_bytes = merge.size_bytes if merged_bytes is None else merged_bytes[index]
+        sizes.update(dict.fromkeys(paths, size_bytes // len(paths)))
+    return sizes

@@ -119,13 +119,13 @@ def _levels(
     files: Sequence[Candidate], settings: CompactionSettings, window_micros: int | None
 ) -> Iterator[FileRun]:
     """Merge neighbours of one level into the next level, repeatedly, until no merge is left."""
-    found = [_Level(file.level, file.size_bytes, at, at + 1) for at, file in enumerate(files)]
+    levels = [_Level(file.level, file.size_bytes, i, i + 1) for i, file in enumerate(files)]
     while True:
-        merged = list(_next_level(found, settings))
-        if len(merged) == len(found):
+        merged = list(_next_level(levels, settings))
+        if len(merged) == len(levels):
             break
-        found = merged
-    runs = [FileRun(one.start, one.end) for one in found if one.end > one.start + 1]
+        levels = merged
+    runs = [FileRun(level.start, level.end) for level in levels if level.end > level.start + 1]
     # A merged file may be smaller than its level's size, so only new files may trigger a merge.
     if any(not file.level for run in runs for file in files[run.start : run.end]):
         yield from runs
@@ -140,7 +140,7 @@ def _next_level(found: Sequence[_Level], settings: CompactionSettings) -> Iterat
         if large or len(run) < settings.level_files:
             yield from run
         else:
-            size = sum(one.size_bytes for one in run)
+            size = sum(entry.size_bytes for entry in run)
             yield _Level(level + 1, size, run[0].start, run[-1].end)
 
 

@@ -42,7 +42,7 @@ def check_plan(
             raise _stale(plan, "a file was written again", path=file.path)
     waiting = adoptable(checkpoint.operators, pending, checkpoint.epoch)
     operators = apply_merges(checkpoint.operators, waiting).operators
-    planned = apply_merges(operators, [stand_in(at, one) for at, one in enumerate(plan.merges)])
+    planned = apply_merges(operators, [stand_in(i, merge) for i, merge in enumerate(plan.merges)])
     if planned.stale:
         raise _stale(plan, f"its files were merged meanwhile: {planned.stale[0].reason}")
 

@@ -79,8 +79,8 @@ def restart_losses(facts: Mapping[TableKey, UnkeyedFacts]) -> Iterator[str]:
     """Yield what the next start loses of aggregates without GROUP BY, for people; the rule is that
     of `verify`.
     """
-    for (operator, table), one in facts.items():
-        loss = unkeyed_loss(operator, table, one.rows, one.batches)
+    for (operator, table), unkeyed in facts.items():
+        loss = unkeyed_loss(operator, table, unkeyed.rows, unkeyed.batches)
         if loss is not None:
             yield loss
 
@@ -116,9 +116,9 @@ def why_not_now(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
     condition = facts.condition
     if condition is JobCondition.UNKNOWN:
         return f"the status of the job is unknown: {answer.reason}"
-    said = [one for one in answer.disagreements if one.fact in ("condition", "run_id")]
-    if said:
-        return f"sources disagree on {said[0]}"
+    conflicts = [item for item in answer.disagreements if item.fact in ("condition", "run_id")]
+    if conflicts:
+        return f"sources disagree on {conflicts[0]}"
     if condition is JobCondition.RUNNING:
         return RUNS
     if not condition.at_rest:
@@ -137,12 +137,12 @@ def why_not_now(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
 
 def _why_committing(answer: JobAnswer, checkpoint: Checkpoint) -> str | None:
     """Return whether the controller lists a later epoch that a start may restore and commit."""
-    for one in answer.facts.checkpoints or ():
-        later = one.epoch > checkpoint.epoch or (one.epoch == checkpoint.epoch and not one.ready)
-        if not later or one.ready:
+    for row in answer.facts.checkpoints or ():
+        later = row.epoch > checkpoint.epoch or (row.epoch == checkpoint.epoch and not row.ready)
+        if not later or row.ready:
             continue
-        if one.state == "committing" or (one.state is None and checkpoint.needs_commit):
-            return f"epoch {one.epoch} may still have to be committed"
+        if row.state == "committing" or (row.state is None and checkpoint.needs_commit):
+            return f"epoch {row.epoch} may still have to be committed"
     return None
 
 
@@ -189,21 +189,21 @@ def plan_table_rewrites(
     chooser = _Chooser(facts, settings)
     for operator in checkpoint.operators:
         for name, files in operator.tables.items():
-            found = chooser.table(operator, name, files)
-            if isinstance(found, str):
-                left_out.append(LeftOut(operator=operator.operator, table=name, reason=found))
+            planned = chooser.table(operator, name, files)
+            if isinstance(planned, str):
+                left_out.append(LeftOut(operator=operator.operator, table=name, reason=planned))
             else:
-                tables.append(found)
-    tables, too_much = within_budget(settings.budget, tables, lambda one: one.gain)
-    expected = {(one.operator, one.table): _as_forecast(one) for one in tables}
+                tables.append(planned)
+    tables, too_much = within_budget(settings.budget, tables, lambda rewrite: rewrite.gain)
+    expected = {(rewrite.operator, rewrite.table): _as_forecast(rewrite) for rewrite in tables}
     after = rewritten(
         checkpoint,
         {(one.operator, one.table): (one, expected[one.operator, one.table]) for one in tables},
     )
     sizes = dict(facts.sizes)
-    for one in tables:
-        key = one.operator, one.table
-        even = [one.size_bytes // len(one.parts)] * len(one.parts)
+    for rewrite in tables:
+        key = rewrite.operator, rewrite.table
+        even = [rewrite.size_bytes // len(rewrite.parts)] * len(rewrite.parts)
         inspected = (part_bytes or {}).get(key, even)
         sizes |= zip((file.path for file in expected[key]), inspected, strict=True)
     return RewritePlan(
@@ -222,18 +222,18 @@ def plan_table_rewrites(
 
 def _as_forecast(table: TableRewrite) -> tuple[TimeFile, ...]:
     """Return one expected file for each part, with a name that no store holds."""
-    newest = max(one.file.max_timestamp_micros for one in table.inputs)
-    epoch = max(one.file.epoch for one in table.inputs)
+    newest = max(source.file.max_timestamp_micros for source in table.inputs)
+    epoch = max(source.file.epoch for source in table.inputs)
     return tuple(
         TimeFile(
             epoch=epoch,
-            path=StatePath(f"forecast/{table.operator}/{table.table}/{at}"),
+            path=StatePath(f"forecast/{table.operator}/{table.table}/{index}"),
             min_routing_key=keys.start,
             max_routing_key=keys.end,
             max_timestamp_micros=newest,
             compaction_generation=table.compaction_generation,
         )
-        for at, keys in enumerate(table.parts)
+        for index, keys in enumerate(table.parts)
     )
 
 
@@ -243,9 +243,9 @@ def rewritten(
     """Return the epoch with the inputs of the given tables replaced by their new files."""
     operators = tuple(
         rewritten_operator(
-            one, {name: new for (operator, name), new in files.items() if operator == one.operator}
+            op, {name: new for (operator, name), new in files.items() if operator == op.operator}
         )
-        for one in checkpoint.operators
+        for op in checkpoint.operators
     )
     return replace(checkpoint, operators=operators)
 
@@ -316,7 +316,7 @@ class _Chooser:
         unwritable = self.facts.unwritable.get((operator.operator, name))
         if unwritable is not None:
             key = operator.operator, name
-            unkeyed = {at: one for at, one in self.facts.unkeyed.items() if at == key}
+            unkeyed = {other: facts for other, facts in self.facts.unkeyed.items() if other == key}
             return "; ".join((unwritable, *restart_losses(unkeyed)))
         return self._expiring(operator, config, rule, files, whole=whole)
 
@@ -331,8 +331,8 @@ class _Chooser:
     ) -> TableRewrite | str:
         assert isinstance(config.config, ExpiringTimeKeyConfig)
         subtasks = self.settings.parallelism or operator.parallelism
-        known = [self._input(file) for file in sorted(files.files, key=lambda one: one.epoch)]
-        chosen = self._chosen(known, rule, subtasks)
+        inputs = [self._input(file) for file in sorted(files.files, key=lambda file: file.epoch)]
+        chosen = self._chosen(inputs, rule, subtasks)
         if not chosen:
             return "it has no files"
         facts = self.facts.unkeyed.get((operator.operator, config.table))
@@ -351,19 +351,19 @@ class _Chooser:
             parts=parts,
             parallelism=subtasks,
             cutoff_micros=cutoff.cutoff_micros,
-            compaction_generation=1 + max(one.file.compaction_generation for one in chosen),
+            compaction_generation=1 + max(source.file.compaction_generation for source in chosen),
             lost_rows=lost,
         )
 
     def _input(self, file: TimeFile) -> RewriteInput:
-        found = self.facts.inputs.get(file.path)
-        if found is None:
+        rewrite_input = self.facts.inputs.get(file.path)
+        if rewrite_input is None:
             raise InputError(
                 "a listed file has no known size; it may be missing",
                 path=file.path,
                 next_step="check the epoch; nothing is rewritten while a file is missing",
             )
-        return found
+        return rewrite_input
 
     def _chosen(
         self, files: Sequence[RewriteInput], rule: RewriteRule, subtasks: int
@@ -373,11 +373,11 @@ class _Chooser:
             return list(files)
         small = self.settings.target_bytes * self.settings.small_share
         return [
-            one
-            for one in files
-            if one.file.compaction_generation == 0
-            or one.size_bytes < small
-            or len(one.file.owners(subtasks)) > 1
+            source
+            for source in files
+            if source.file.compaction_generation == 0
+            or source.size_bytes < small
+            or len(source.file.owners(subtasks)) > 1
         ]
 
     def _why_not(
@@ -387,9 +387,9 @@ class _Chooser:
         rule: RewriteRule,
         subtasks: int,
     ) -> str | None:
-        if any(len(one.file.owners(subtasks)) > 1 for one in chosen):
+        if any(len(source.file.owners(subtasks)) > 1 for source in chosen):
             return None  # every subtask whose range it overlaps reads it and filters its rows
-        fresh = sum(not is_rewritten(one.file.path) for one in chosen)
+        fresh = sum(not is_rewritten(source.file.path) for source in chosen)
         if not fresh:
             return "all its files were already rewritten"
         if len(chosen) <= len(parts):
@@ -406,7 +406,7 @@ class _Chooser:
     def _parts(
         self, chosen: Sequence[RewriteInput], rule: RewriteRule, subtasks: int
     ) -> tuple[KeyRange, ...]:
-        owners = sorted({owner for one in chosen for owner in one.file.owners(subtasks)})
+        owners = sorted({owner for source in chosen for owner in source.file.owners(subtasks)})
         return tuple(part for owner in owners for part in self._of_owner(chosen, owner, subtasks))
 
     def _of_owner(
@@ -414,13 +414,13 @@ class _Chooser:
     ) -> Iterator[KeyRange]:
         """Yield the key range of a subtask, split where its files are too large for one part."""
         keys = range_for_server(owner, subtasks)
-        inside = [one for one in chosen if _reaches(one.file, keys)]
-        total = sum(one.size_bytes // len(one.file.owners(subtasks)) for one in inside)
-        low = max(keys.start, min(one.file.min_routing_key for one in inside))
-        high = min(keys.end, max(one.file.max_routing_key for one in inside))
+        inside = [source for source in chosen if _reaches(source.file, keys)]
+        total = sum(source.size_bytes // len(source.file.owners(subtasks)) for source in inside)
+        low = max(keys.start, min(source.file.min_routing_key for source in inside))
+        high = min(keys.end, max(source.file.max_routing_key for source in inside))
         part_bytes = min(PART_BYTES, self.settings.part_bytes)
         count = min(-(-total // part_bytes) or 1, high - low + 1)
-        cuts = [low + (high - low + 1) * at // count for at in range(1, count)]
+        cuts = [low + (high - low + 1) * index // count for index in range(1, count)]
         starts, ends = [keys.start, *cuts], [*(cut - 1 for cut in cuts), keys.end]
         yield from map(KeyRange, starts, ends)
 

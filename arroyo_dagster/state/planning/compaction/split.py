@@ -34,13 +34,13 @@ def shards_of(merge: Merge, shard_bytes: int, *, divisible: bool) -> list[Merge]
     by_key = merge.form.sort is SortOrder.KEY
     if merge.generations is Generations.ALL and merge.sizes and not by_key:
         return list(_by_inputs(merge, shard_bytes))
-    wanted = -(-merge.size_bytes // shard_bytes)
+    count = -(-merge.size_bytes // shard_bytes)
     ranges = list(merge.ranges)
-    if divisible and wanted > len(ranges):
-        each = -(-wanted // len(ranges))
-        ranges = [piece for one in ranges for piece in subranges(one, each)]
-    groups = min(wanted, len(ranges))
-    edges = [at * len(ranges) // groups for at in range(groups + 1)]
+    if divisible and count > len(ranges):
+        each = -(-count // len(ranges))
+        ranges = [piece for keys in ranges for piece in subranges(keys, each)]
+    groups = min(count, len(ranges))
+    edges = [index * len(ranges) // groups for index in range(groups + 1)]
     return [
         replace(merge, ranges=tuple(ranges[start:end]), size_bytes=merge.size_bytes // groups)
         for start, end in itertools.pairwise(edges)
@@ -69,5 +69,5 @@ def subranges(keys: KeyRange, count: int) -> list[KeyRange]:
     """Split a key range into `count` adjacent ranges, or fewer if it holds fewer keys."""
     width = keys.end - keys.start + 1
     count = min(count, width)
-    edges = [keys.start + width * at // count for at in range(count + 1)]
+    edges = [keys.start + width * index // count for index in range(count + 1)]
     return [KeyRange(start, end - 1) for start, end in itertools.pairwise(edges)]
