@@ -95,13 +95,13 @@ def merge_operator(
             subtasks=[report.subtask_index for report in ordered],
         )
     watermarks = [report.watermark_micros for report in ordered]
-    known = [mark for mark in watermarks if mark is not None]
-    complete = len(known) == len(watermarks)
+    marks = [mark for mark in watermarks if mark is not None]
+    complete = len(marks) == len(watermarks)
     configs = _merged_configs(operator, ordered)
     tables: dict[TableName, TableFiles] = {}
     for name, config in configs.items():
         before = previous.tables.get(name) if previous else None
-        merged = _merge_table(config, name, ordered, before, min(known) if complete else None)
+        merged = _merge_table(config, name, ordered, before, min(marks) if complete else None)
         if merged is not None:
             tables[name] = merged
     return OperatorCheckpoint(
@@ -109,8 +109,8 @@ def merge_operator(
         operator=operator,
         epoch=epoch,
         parallelism=len(ordered),
-        min_watermark_micros=min(known) if complete else None,
-        max_watermark_micros=max(known) if complete else None,
+        min_watermark_micros=min(marks) if complete else None,
+        max_watermark_micros=max(marks) if complete else None,
         start_time_micros=min(report.start_time_micros for report in ordered),
         finish_time_micros=max(report.finish_time_micros for report in ordered),
         tables=tables,

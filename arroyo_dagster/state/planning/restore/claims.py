@@ -58,7 +58,7 @@ class Claims:
                 dropped.add(stored)
                 unclaimed += [stored] if holds_state(base, operator) else []
             else:
-                left = {one for one in operator.tables if one not in self.tables[name]}
+                left = {table for table in operator.tables if table not in self.tables[name]}
                 dropped |= {f"{stored}/{table}" for table in left}
                 unclaimed += [
                     f"{stored}/{table}"
@@ -93,12 +93,12 @@ class Claims:
     def _unclaimed(
         self, base: Checkpoint, refused: list[str], names: Mapping[OperatorId, OperatorId]
     ) -> InputError:
-        stored = {names.get(one.operator, one.operator): one for one in base.operators}
+        stored = {names.get(op.operator, op.operator): op for op in base.operators}
         empty = [str(name) for name, tables in self.tables.items() if tables and name not in stored]
         empty += [
             f"{name}/{table}"
             for name, operator in stored.items()
-            if any(one.startswith(f"{operator.operator}/") for one in refused)
+            if any(label.startswith(f"{operator.operator}/") for label in refused)
             for table in sorted(self.tables[name])
             if table not in operator.tables
         ]

@@ -34,9 +34,9 @@ def check_own(
     prefix = f"{below or paths.root}/"
     other = next((path for path in named if not path.startswith(prefix)), None)
     if other is not None:
-        known: dict[str, object] = {"job": paths.root, "found": other, **facts}
+        evidence: dict[str, object] = {"job": paths.root, "found": other, **facts}
         raise ProtocolError(
             f"{what} names objects of another job, from which this one was copied",
             next_step=next_step,
-            **known,  # type: ignore[arg-type]
+            **evidence,  # type: ignore[arg-type]
         )

@@ -34,7 +34,7 @@ def behind_pinned(epochs: Sequence[Epoch], pinned: Collection[Epoch]) -> tuple[E
         epochs: the existing epochs, ascending.
     """
     start = 0
-    for at, (earlier, later) in enumerate(itertools.pairwise(epochs), start=1):
+    for index, (earlier, later) in enumerate(itertools.pairwise(epochs), start=1):
         if later - earlier > 1 and earlier in pinned:
-            start = at
+            start = index
     return tuple(epochs[start:])

@@ -156,7 +156,7 @@ def cut_checkpoint(
     named = NamedTables(
         epoch=checkpoint.epoch,
         worker_generation=checkpoint.worker_generation,
-        tables={one.operator: (*one.tables, *one.configs) for one in checkpoint.operators},
+        tables={op.operator: (*op.tables, *op.configs) for op in checkpoint.operators},
         unchecked=() if progress is None else progress.dropped,
         managed=progress is not None,
     )
@@ -203,12 +203,12 @@ def lost_metadata(
     """
     has: set[str] = set()
     lost: list[LostObject] = []
-    for one in reversed(epochs):
-        for name in one.missing:
-            if name in has or one.epoch >= whole_from:
-                lost.append(LostObject(one.epoch, one.objects[name], "it is missing"))
-        if one.epoch not in kept:
-            has.update(one.objects.keys() - set(one.missing))
+    for epoch in reversed(epochs):
+        for name in epoch.missing:
+            if name in has or epoch.epoch >= whole_from:
+                lost.append(LostObject(epoch.epoch, epoch.objects[name], "it is missing"))
+        if epoch.epoch not in kept:
+            has.update(epoch.objects.keys() - set(epoch.missing))
     yield from reversed(lost)
 
 
@@ -233,8 +233,8 @@ def lost_epochs(
         min_epoch: the oldest epoch that the newest one says is kept.
         whole_from, kept: as in `lost_metadata`; numbers missing above these only have expired.
     """
-    unpinned = [one.epoch for one in epochs if one.epoch not in kept]
-    oldest = next((one for one in epochs if one.epoch in unpinned[-1:]), None)
+    unpinned = [epoch.epoch for epoch in epochs if epoch.epoch not in kept]
+    oldest = next((epoch for epoch in epochs if epoch.epoch in unpinned[-1:]), None)
     if oldest is not None and max(oldest.directories(), default=None) == oldest.epoch:
         # It has taken over files of those before, which no cleanup has reached.
         before = range(max(whole_from, min_epoch + 1), oldest.epoch)

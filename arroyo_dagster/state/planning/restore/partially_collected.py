@@ -71,7 +71,7 @@ def partially_collected(epochs: Sequence[Remains], newest: Checkpoint) -> frozen
         legacy=newest.worker_generation is None,
         managed=newest.progress is not None,
     )
-    kept = {path for one in epochs if one.epoch >= before for path in one.listed}
+    kept = {path for epoch in epochs if epoch.epoch >= before for path in epoch.listed}
     return frozenset(
         one.epoch for one in epochs if one.epoch < before and one.lost and not one.lost & kept
     )
@@ -93,14 +93,14 @@ def metadata_only(
     Source: arroyo_dagster.state.planning.gc.expiry, `choose_expired`.
     """
     oldest = min(numbers, default=None)
-    kept = {path for one in epochs if one.epoch not in candidates for path in one.listed}
+    kept = {path for epoch in epochs if epoch.epoch not in candidates for path in epoch.listed}
     return frozenset(
-        one.epoch
-        for one in epochs
-        if one.epoch in candidates
-        and one.lost
-        and not one.lost & kept
-        and (oldest is None or one.epoch < oldest)
+        epoch.epoch
+        for epoch in epochs
+        if epoch.epoch in candidates
+        and epoch.lost
+        and not epoch.lost & kept
+        and (oldest is None or epoch.epoch < oldest)
     )
 
 

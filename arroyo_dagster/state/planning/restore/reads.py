@@ -65,14 +65,14 @@ def directories_to_list(known: Mapping[str, Level]) -> list[str]:
     """
     if "" not in known:
         return [""]
-    wanted: list[str] = []
+    missing: list[str] = []
     for first in sorted(_candidates(known[""])):
         if first not in known:
-            wanted.append(first)
+            missing.append(first)
             continue
         below = (f"{first}/{second}" for second in sorted(_candidates(known[first])))
-        wanted.extend(path for path in below if path not in known)
-    return wanted
+        missing.extend(path for path in below if path not in known)
+    return missing
 
 
 def jobs_in(known: Mapping[str, Level]) -> list[JobPaths]:
@@ -81,16 +81,16 @@ def jobs_in(known: Mapping[str, Level]) -> list[JobPaths]:
     `{x}/checkpoints/checkpoint-…` is a job of the legacy layout, `{x}/{y}/current-generation.json`
     one of the protocol layout.
     """
-    found: list[JobPaths] = []
+    jobs: list[JobPaths] = []
     for path, level in known.items():
         first, _, second = path.partition("/")
         if OUR_DIRECTORY in (first, second) or "/" in second:
             continue
         if second == _CHECKPOINTS and any(map(_is_checkpoint, level.directories)):
-            found.append(JobPaths(JobId(first)))
+            jobs.append(JobPaths(JobId(first)))
         if second and CURRENT_GENERATION in level.objects:
-            found.append(JobPaths(JobId(second), PipelineId(first)))
-    return sorted(found, key=lambda paths: paths.root)
+            jobs.append(JobPaths(JobId(second), PipelineId(first)))
+    return sorted(jobs, key=lambda paths: paths.root)
 
 
 def _candidates(level: Level) -> frozenset[str]:
@@ -145,23 +145,23 @@ def choose_job(name: str, jobs: Sequence[JobPaths], url: str) -> JobPaths:
         InputError: several pipelines have such a job; the error lists them.
     """
     exact = [paths for paths in jobs if paths.root == name]
-    found = exact or [paths for paths in jobs if paths.job == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = exact or [paths for paths in jobs if paths.job == name]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise InputError(
             "several jobs have this name",
             job=name,
             url=url,
-            candidates=", ".join(paths.root for paths in found),
+            candidates=", ".join(paths.root for paths in matches),
             next_step="name it as pipeline/job",
         )
-    known = ", ".join(paths.root for paths in jobs[:20]) + (", …" if len(jobs) > 20 else "")
+    names = ", ".join(paths.root for paths in jobs[:20]) + (", …" if len(jobs) > 20 else "")
     raise NotFoundError(
         "there is no such job",
         job=name,
         url=url,
-        jobs=known or "none",
+        jobs=names or "none",
         next_step="choose an existing job, or check --url",
     )
 
@@ -206,7 +206,7 @@ def ordered_operators(checkpoint: Checkpoint) -> tuple[OperatorCheckpoint, ...]:
     """
     if checkpoint.progress is not None:
         return checkpoint.operators
-    return tuple(sorted(checkpoint.operators, key=lambda one: _place(one.operator)))
+    return tuple(sorted(checkpoint.operators, key=lambda operator: _place(operator.operator)))
 
 
 def _place(operator: str) -> tuple[bool, int, str]:
@@ -263,10 +263,10 @@ def plan_read(
     """
     unbounded = config.generational and not managed
     cutoff = 0 if unbounded else cutoff_micros(watermark_micros, config.retention_micros)
-    wanted = files_to_carry(files.files, cutoff, keys)
+    carried = files_to_carry(files.files, cutoff, keys)
     if managed:
-        return ReadPlan(wanted, keys, cutoff)
-    in_order = tuple(sorted(wanted, key=lambda file: file.epoch))
+        return ReadPlan(carried, keys, cutoff)
+    in_order = tuple(sorted(carried, key=lambda file: file.epoch))
     return ReadPlan(in_order, keys, cutoff, whole_batches=_of_updating_join(config))
 
 
@@ -391,7 +391,7 @@ def find_table(
             job=checkpoint.job,
             epoch=checkpoint.epoch,
             operator=operator_name,
-            operators=", ".join(one.operator for one in checkpoint.operators) or "none",
+            operators=", ".join(existing.operator for existing in checkpoint.operators) or "none",
             next_step="choose an existing operator",
         )
     for name, files in operator.tables.items():

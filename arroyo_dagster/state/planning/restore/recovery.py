@@ -195,10 +195,10 @@ def parent_ready(paths: JobPaths, manifest: Manifest, facts: Facts) -> bool | Ne
     """Return whether the parent owns its epoch and is ready; True if there is no parent."""
     if manifest.parent_ref is None:
         return True
-    found = standing(paths, manifest.parent_ref, facts)
-    if isinstance(found, Need):
-        return found
-    return found.state is CheckpointState.READY
+    parent = standing(paths, manifest.parent_ref, facts)
+    if isinstance(parent, Need):
+        return parent
+    return parent.state is CheckpointState.READY
 
 
 # ---- what to restore -----------------------------------------------------------------------------
@@ -277,9 +277,9 @@ def resolve(
             return generation
         if generation is None:
             continue
-        found = _resolve_generation(asked, generation)
-        if found is not None:
-            return found
+        resolution = _resolve_generation(asked, generation)
+        if resolution is not None:
+            return resolution
     return StartEmpty()
 
 
@@ -300,9 +300,9 @@ def _resolve_generation(
 ) -> Resolution | None:
     candidates = [ref for ref in (generation.latest_ref, generation.base_ref) if ref is not None]
     for ref in dict.fromkeys(candidates):
-        found = _resolve_candidate(asked, ref)
-        if found is not None:
-            return found
+        resolution = _resolve_candidate(asked, ref)
+        if resolution is not None:
+            return resolution
     return None
 
 
@@ -327,19 +327,19 @@ def _resolve_candidate(
         return ready
     if not ready:
         return CannotStart("the parent of the checkpoint is not ready", ref)
-    found = standing(asked.paths, ref, asked.facts)
-    if isinstance(found, Need):
-        return found
-    if found.state is CheckpointState.COMMITTING:
+    status = standing(asked.paths, ref, asked.facts)
+    if isinstance(status, Need):
+        return status
+    if status.state is CheckpointState.COMMITTING:
         return _replay(asked, ref, manifest)
-    if found.state is CheckpointState.READY:
+    if status.state is CheckpointState.READY:
         return _follow(asked, ref, manifest)
     if canonical:
-        return CannotStart(f"the canonical checkpoint is {found.state.value} itself", ref)
-    if found.state is CheckpointState.ORPHANED:
-        assert found.canonical_ref is not None
-        expect_manifest_path(asked.paths, found.canonical_ref)
-        return _resolve_candidate(asked, found.canonical_ref, canonical=True)
+        return CannotStart(f"the canonical checkpoint is {status.state.value} itself", ref)
+    if status.state is CheckpointState.ORPHANED:
+        assert status.canonical_ref is not None
+        expect_manifest_path(asked.paths, status.canonical_ref)
+        return _resolve_candidate(asked, status.canonical_ref, canonical=True)
     if asked.may_claim:
         record = claim_of(ref, manifest, asked.now_micros)
         return Claim(asked.paths.epoch_record(manifest.epoch), record)
@@ -381,12 +381,12 @@ def check_permit(ref: StatePath, manifest: Manifest, record: EpochRecord) -> Non
     """
     check_versions(ref, record)
     expected = (manifest.pipeline, manifest.job, manifest.worker_generation, ref)
-    found = (record.pipeline, record.job, record.worker_generation, record.checkpoint_ref)
-    if found != expected:
+    actual = (record.pipeline, record.job, record.worker_generation, record.checkpoint_ref)
+    if actual != expected:
         raise ProtocolError(
             "the epoch record belongs to another checkpoint than the commit",
             path=ref,
-            found=found,
+            found=actual,
             next_step="compare both with `arroyo-state epochs`; nothing was committed",
         )
 
@@ -464,12 +464,12 @@ def fence_verdict(
 def _fact(facts: Facts, path: StatePath, kind: type[_R]) -> _R | Need | None:
     if path not in facts:
         return Need(path)
-    found = facts[path]
-    if found is not None and not isinstance(found, kind):
+    value = facts[path]
+    if value is not None and not isinstance(value, kind):
         raise ProtocolError(
-            f"a {kind.__name__} was expected, found a {type(found).__name__}", path=path
+            f"a {kind.__name__} was expected, found a {type(value).__name__}", path=path
         )
-    return found
+    return value
 
 
 def expect_manifest_path(paths: JobPaths, ref: StatePath) -> ManifestAddress:

@@ -58,14 +58,14 @@ class EpochFacts:
     def restorable(self) -> bool:
         """Whether a rollback may restore it."""
         shown = (CheckpointState.READY, CheckpointState.ROLLED_BACK)
-        found = self.checkpoint
+        checkpoint = self.checkpoint
         return (
             self.owns
             and self.problem is None
             and self.state in shown
-            and found is not None
-            and found.state is CheckpointState.READY
-            and found.progress is not None
+            and checkpoint is not None
+            and checkpoint.state is CheckpointState.READY
+            and checkpoint.progress is not None
         )
 
 
@@ -101,12 +101,12 @@ def choices(facts: RollbackFacts) -> list[Epoch]:
 
 def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
     """Return the newest epoch that a rollback to `epoch` published, if the job builds on it."""
-    numbers = [one.epoch for one in facts.epochs if one.owns]
+    numbers = [entry.epoch for entry in facts.epochs if entry.owns]
     restored = _restored(facts)
     left = rolled_back(_current(facts), numbers, restored)
     # An epoch without rows of its own after a rollback names its predecessor as restored.
-    found = [by for by, to in restored.items() if to == epoch < by - 1 and by not in left]
-    return max(found, default=None)
+    rollbacks = [by for by, to in restored.items() if to == epoch < by - 1 and by not in left]
+    return max(rollbacks, default=None)
 
 
 def make_plan(facts: RollbackFacts, epoch: Epoch, *, undoes: bool = False) -> RollbackPlan:
@@ -133,7 +133,7 @@ def make_plan(facts: RollbackFacts, epoch: Epoch, *, undoes: bool = False) -> Ro
         _check_services(facts, offsets)
         _check_staged_rows(facts, offsets)
     given_up = _given_up(facts, epoch)
-    newest = next((one.checkpoint for one in reversed(given_up) if one.checkpoint), None)
+    newest = next((entry.checkpoint for entry in reversed(given_up) if entry.checkpoint), None)
     return RollbackPlan(
         pipeline=facts.paths.pipeline,
         job=facts.paths.job,
@@ -158,7 +158,7 @@ def check_same(plan: RollbackPlan, fresh: RollbackPlan) -> None:
     Raises:
         ConflictError: an epoch was published, or has expired, since the plan was made.
     """
-    before, now = (_identity(one) for one in (plan, fresh))
+    before, now = (_identity(version) for version in (plan, fresh))
     if before != now:
         raise ConflictError(
             f"the plan of the rollback is out of date: the newest epoch is now {fresh.newest}, "
@@ -183,7 +183,7 @@ def progress_after(target: Checkpoint) -> RunProgress:
 
 
 def _identity(plan: RollbackPlan) -> tuple[object, ...]:
-    numbers = tuple(one.epoch for one in plan.given_up)
+    numbers = tuple(entry.epoch for entry in plan.given_up)
     return plan.paths, plan.epoch, plan.ref, plan.newest, plan.publishes, numbers
 
 
@@ -191,12 +191,12 @@ def _identity(plan: RollbackPlan) -> tuple[object, ...]:
 
 
 def _current(facts: RollbackFacts) -> Epoch:
-    return max((one.epoch for one in facts.epochs if one.owns), default=Epoch(0))
+    return max((entry.epoch for entry in facts.epochs if entry.owns), default=Epoch(0))
 
 
 def _check_managed(facts: RollbackFacts, epoch: Epoch) -> None:
-    readable = [one.checkpoint for one in facts.epochs if one.owns and one.checkpoint]
-    if readable and all(one.progress is None for one in readable):
+    readable = [entry.checkpoint for entry in facts.epochs if entry.owns and entry.checkpoint]
+    if readable and all(checkpoint.progress is None for checkpoint in readable):
         raise InputError(
             "a rollback needs a managed job: for an Arroyo job, Arroyo's database or leader "
             "decides which epoch is restored, and would ignore the new one",
@@ -208,31 +208,31 @@ def _check_managed(facts: RollbackFacts, epoch: Epoch) -> None:
 
 
 def _target(facts: RollbackFacts, epoch: Epoch) -> Checkpoint:
-    known: dict[str, object] = {
+    extra: dict[str, object] = {
         "job": facts.paths.root,
         "epoch": epoch,
         "restorable_epochs": ranges(choices(facts)),
     }
     step = "choose one of the restorable epochs"
     if epoch == facts.newest_number:
-        raise InputError("nothing to roll back: this is the newest epoch", next_step=step, **known)  # type: ignore[arg-type]
-    found = next((one for one in facts.epochs if one.owns and one.epoch == epoch), None)
-    if found is None:
+        raise InputError("nothing to roll back: this is the newest epoch", next_step=step, **extra)  # type: ignore[arg-type]
+    entry = next((entry for entry in facts.epochs if entry.owns and entry.epoch == epoch), None)
+    if entry is None:
         raise NotFoundError(
             "the job has no such epoch: it was never written, or it has expired",
             next_step=step,
-            **known,  # type: ignore[arg-type]
+            **extra,  # type: ignore[arg-type]
         )
-    checkpoint = found.checkpoint
+    checkpoint = entry.checkpoint
     if checkpoint is not None and checkpoint.state is CheckpointState.COMMITTING:
         raise ProtocolError(
             "the epoch cannot be restored: its commit is not finished",
             next_step=step,
-            **known,  # type: ignore[arg-type]
+            **extra,  # type: ignore[arg-type]
         )
-    if checkpoint is None or not found.restorable:
-        reason = found.problem or (found.state.value if found.state else UNREADABLE)
-        raise FormatError(f"the epoch cannot be restored: {reason}", next_step=step, **known)  # type: ignore[arg-type]
+    if checkpoint is None or not entry.restorable:
+        reason = entry.problem or (entry.state.value if entry.state else UNREADABLE)
+        raise FormatError(f"the epoch cannot be restored: {reason}", next_step=step, **extra)  # type: ignore[arg-type]
     return checkpoint
 
 
@@ -252,8 +252,8 @@ def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
 
     Also refuse one with stored records of topics and pipes, which are deleted after they were read.
     """
-    services = [one for one in offsets.values() if is_service(one)]
-    between = bool(facts.siblings) or any(_reads_services(one) for one in services)
+    services = [offset for offset in offsets.values() if is_service(offset)]
+    between = bool(facts.siblings) or any(_reads_services(service) for service in services)
     if services and (between or facts.kept_records):
         reason = (
             "other services have read what it wrote in later epochs, and topics between services"
@@ -292,7 +292,7 @@ def is_service(offset: object) -> bool:
 
 
 def _reads_services(offset: Mapping[str, Any]) -> bool:
-    topics = [one for one in offset["topics"].values() if isinstance(one, dict)]
+    topics = [topic for topic in offset["topics"].values() if isinstance(topic, dict)]
     between = any(str(name).startswith(_BETWEEN_SERVICES) for topic in topics for name in topic)
     return between or bool(offset.get("epochs"))
 
@@ -302,24 +302,24 @@ def _reads_services(offset: Mapping[str, Any]) -> bool:
 
 def _given_up(facts: RollbackFacts, epoch: Epoch) -> list[EpochFacts]:
     """Return the epochs that are or would become current, and will not be after the rollback."""
-    numbers = [one.epoch for one in facts.epochs if one.owns]
+    numbers = [entry.epoch for entry in facts.epochs if entry.owns]
     restored = _restored(facts)
     left = rolled_back(_current(facts), numbers, restored)
     older = [number for number in numbers if number <= epoch]
     stays = {*older} - rolled_back(epoch, older, restored)
     return [
-        one
-        for one in facts.epochs
-        if (one.owns and one.epoch not in left and one.epoch not in stays)
-        or (not one.owns and one.epoch > _current(facts) and one.state is not _INVISIBLE)
+        entry
+        for entry in facts.epochs
+        if (entry.owns and entry.epoch not in left and entry.epoch not in stays)
+        or (not entry.owns and entry.epoch > _current(facts) and entry.state is not _INVISIBLE)
     ]
 
 
 def _restored(facts: RollbackFacts) -> dict[Epoch, Epoch]:
     return {
-        one.epoch: to
-        for one in facts.epochs
-        if one.owns and one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
+        entry.epoch: to
+        for entry in facts.epochs
+        if entry.owns and entry.checkpoint and (to := entry.checkpoint.rolled_back_to) is not None
     }
 
 
@@ -337,7 +337,7 @@ def _positions(offsets: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if offsets is None:
         return None
     return {
-        name: {member: one for member, one in offset.items() if member != CONTENT}
+        name: {member: value for member, value in offset.items() if member != CONTENT}
         if isinstance(offset, dict)
         else offset
         for name, offset in offsets.items()
@@ -347,8 +347,8 @@ def _positions(offsets: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _offsets(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
     if checkpoint is None or checkpoint.progress is None:
         return None
-    found = json.loads(checkpoint.progress.offsets)
-    return found if isinstance(found, dict) else {"": found}
+    offsets = json.loads(checkpoint.progress.offsets)
+    return offsets if isinstance(offsets, dict) else {"": offsets}
 
 
 def committed_output(
@@ -371,7 +371,7 @@ def committed_output(
 
 
 def _warnings(facts: RollbackFacts, epoch: Epoch) -> Iterator[str]:
-    unreadable = [one.epoch for one in _given_up(facts, epoch) if one.checkpoint is None]
+    unreadable = [entry.epoch for entry in _given_up(facts, epoch) if entry.checkpoint is None]
     if unreadable:
         yield (
             f"epochs {ranges(unreadable)} cannot be read: the number of rows they wrote, and "

@@ -276,22 +276,22 @@ def how_to_read(config: ExpiringTimeKeyConfig, file_schema: str, epoch: Epoch) -
         file_schema: the JSON form of the complete schema of the file.
         epoch: the epoch of the file's entry in metadata (`TimeFile.epoch`).
     """
-    wanted = columns_in(config.schema.arrow_schema)
+    expected = columns_in(config.schema.arrow_schema)
     behind = (_ROW_GENERATION, *_BEHIND) if config.generational else _BEHIND
-    found = columns_in(file_schema)
-    users, last = found[: -len(behind)], found[-len(behind) :]
+    columns = columns_in(file_schema)
+    users, last = columns[: -len(behind)], columns[-len(behind) :]
     tail_differs = len(last) != len(behind) or not all(map(TableColumn.same, last, behind))
     older = epoch < changed_in(config.schema)
-    exact = len(users) == len(wanted) and all(map(TableColumn.same, users, wanted))
+    exact = len(users) == len(expected) and all(map(TableColumn.same, users, expected))
     if tail_differs or not (exact or older):
         return FileReading(problem="the columns of a data file do not match its table")
-    problems = [] if exact else list(_unreadable(users, wanted, epoch))
+    problems = [] if exact else list(_unreadable(users, expected, epoch))
     if problems:
         return FileReading(problem="; ".join(problems))
     places = {name: place for place, name in enumerate(_named(users))}
     sources = [
         None if column.added_in > epoch else places[name]
-        for column, name in zip(wanted, _named(wanted), strict=True)
+        for column, name in zip(expected, _named(expected), strict=True)
     ]
     if config.generational:
         sources.append(len(users))
