@@ -145,11 +145,11 @@ def _orphans(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
         return
     listed = {path for epoch in facts.epochs for path in epoch.paths}
     left = [
-        one.size_bytes
-        for path, one in facts.listing.items()
+        info.size_bytes
+        for path, info in facts.listing.items()
         if is_data_file(path)
         and path not in listed
-        and (one.modified_micros or 0) < facts.now_micros - 24 * _HOUR
+        and (info.modified_micros or 0) < facts.now_micros - 24 * _HOUR
     ]
     if sum(left) > settings.orphan_bytes:
         evidence = (

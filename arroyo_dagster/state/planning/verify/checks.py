@@ -146,9 +146,9 @@ def reading_of(
         and listed.epoch < changed_in(expiring.schema)
     ):
         return how_to_read(expiring, schema_json, listed.epoch)
-    found = ", ".join(map(str, columns))
-    wanted = " or ".join(", ".join(map(str, form)) for form in forms)
-    return FileReading(problem=f"has the columns {found}; expected {wanted}")
+    actual = ", ".join(map(str, columns))
+    expected = " or ".join(", ".join(map(str, form)) for form in forms)
+    return FileReading(problem=f"has the columns {actual}; expected {expected}")
 
 
 def restorable(
@@ -271,18 +271,18 @@ def effective(plan: CompactionPlan | RewritePlan, after: Forecast | None) -> Ver
     figures = {
         "files": (plan.before.files, plan.after.files, after.files),
         "files opened by a subtask": tuple(
-            max(one.opens, default=0) for one in (plan.before, plan.after, after)
+            max(reads.opens, default=0) for reads in (plan.before, plan.after, after)
         ),
     }
     findings = [
         warning(
             "less-than-forecast",
             str(plan.ref),
-            f"{before} {what} were forecast to become at most {forecast}, and became {found}",
+            f"{before} {what} were forecast to become at most {forecast}, and became {actual}",
             "read the reasons in the plan; values of several state versions are not merged",
         )
-        for what, (before, forecast, found) in figures.items()
-        if found > forecast
+        for what, (before, forecast, actual) in figures.items()
+        if actual > forecast
     ]
     done = plan.tables if isinstance(plan, RewritePlan) else plan.merges
     return Verdict(findings=tuple(findings), inspected=len(done))

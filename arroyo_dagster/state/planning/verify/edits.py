@@ -51,10 +51,10 @@ def current_edits(records: Mapping[StatePath, EditRecord | None]) -> dict[StateP
     A further edit is refused while one is unfinished, and it may give an object the bytes that it
     had before an earlier one. Names sort by epoch, then by the lease that the edit was done under.
     """
-    found = sorted(
-        ((path, one) for path, one in records.items() if one is not None), key=lambda pair: pair[0]
+    present = sorted(
+        ((path, edit) for path, edit in records.items() if edit is not None), key=lambda row: row[0]
     )
-    newest = {record.epoch: (path, record) for path, record in found}
+    newest = {record.epoch: (path, record) for path, record in present}
     return dict(newest.values())
 
 
@@ -73,15 +73,15 @@ def explained_files(
 
     An undo that meets a start may come too late: the next epoch goes on from the edit.
     """
-    found: dict[Epoch, frozenset[StatePath]] = {}
+    explained: dict[Epoch, frozenset[StatePath]] = {}
     for before, checkpoint in zip([None, *history], history, strict=False):
-        mine = [one for one in edits if concerns(one, checkpoint) and was_applied(one, digests)]
+        mine = [edit for edit in edits if concerns(edit, checkpoint) and was_applied(edit, digests)]
         if before is not None and _took_new_files(checkpoint, before):
             # The job was started from the edited epoch, and then the edit was undone.
-            mine += [one for one in edits if concerns(one, before)]
+            mine += [edit for edit in edits if concerns(edit, before)]
         if mine:
-            found[checkpoint.epoch] = frozenset(path for one in mine for path in one.unlisted)
-    return found
+            explained[checkpoint.epoch] = frozenset(path for edit in mine for path in edit.unlisted)
+    return explained
 
 
 def undone_files(history: Sequence[Checkpoint], edits: Sequence[EditRecord]) -> Explained:
@@ -90,21 +90,21 @@ def undone_files(history: Sequence[Checkpoint], edits: Sequence[EditRecord]) -> 
     Where the record of an undone edit is left, its undo met a start, which may have taken the
     edited lists. An edit that only takes files away leaves nothing that would prove it.
     """
-    found: dict[Epoch, frozenset[StatePath]] = {}
+    undone: dict[Epoch, frozenset[StatePath]] = {}
     for before, checkpoint in itertools.pairwise(history):
-        files = {path for one in edits if concerns(one, before) for path in one.unlisted}
+        files = {path for edit in edits if concerns(edit, before) for path in edit.unlisted}
         if checkpoint.epoch == before.epoch + 1 and files.isdisjoint(checkpoint.paths):
-            found[checkpoint.epoch] = frozenset(files)
-    return found
+            undone[checkpoint.epoch] = frozenset(files)
+    return undone
 
 
 def _took_new_files(checkpoint: Checkpoint, before: Checkpoint) -> bool:
     """Return whether an epoch lists files of this package that the one before does not list."""
-    known = {path for one in before.operators for path in one.paths}
+    earlier = {path for operator in before.operators for path in operator.paths}
     return checkpoint.epoch == before.epoch + 1 and any(
-        path not in known and is_rewritten(path)
-        for one in checkpoint.operators
-        for path in one.paths
+        path not in earlier and is_rewritten(path)
+        for operator in checkpoint.operators
+        for path in operator.paths
     )
 
 
@@ -141,7 +141,7 @@ def rebuild_findings(
         history: as of `edit_findings`.
         rebuilds: by path; None if a record does not decode.
     """
-    epochs = {one.epoch for one in history}
+    epochs = {checkpoint.epoch for checkpoint in history}
     for path, record in rebuilds.items():
         if record is not None and record.epoch in epochs:
             doubts = "; ".join(record.doubts) or "none"

@@ -52,27 +52,27 @@ def across_findings(
         explained: by epoch, the files that an edit took from its lists on purpose.
         undone: by epoch, the files that an undone edit of the epoch before may have taken.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for before, now in itertools.pairwise(history):
         revised = now.progress is not None and now.progress.revises == before.epoch
         if now.epoch == before.epoch + 1 and not revised:
             meant = (explained or {}).get(now.epoch, frozenset())
             origin = origin_of(before, now, meant)
             if origin is Origin.EMPTY:
-                found.append(_not_compared(before, now))
+                findings.append(_not_compared(before, now))
                 continue
             steps = _step_findings(before, now, history[-1])
-            steps = (one for one in steps if one.object not in meant)
+            steps = (step for step in steps if step.object not in meant)
             taken = (undone or {}).get(now.epoch, frozenset())
             for step in steps:
                 if origin is Origin.UNKNOWN:
-                    found.append(_doubtful(now, step))
+                    findings.append(_doubtful(now, step))
                 else:
-                    found.append(_perhaps_taken(step) if step.object in taken else step)
+                    findings.append(_perhaps_taken(step) if step.object in taken else step)
     if history:
-        found += _doubled_findings(history[-1])
-        found += _reused_findings(history)
-    return found
+        findings += _doubled_findings(history[-1])
+        findings += _reused_findings(history)
+    return findings
 
 
 def _not_compared(before: Checkpoint, now: Checkpoint) -> Finding:
@@ -127,8 +127,8 @@ def _step_findings(before: Checkpoint, now: Checkpoint, last: Checkpoint) -> Ite
                 lost = _lost_pairs(after, name, files, now)
             for path, evidence in lost:
                 sure = now.progress is None or files.kind is TableKind.GLOBAL_KEYED
-                at = f"listed by {operator.operator}.{name} at epoch {before.epoch}, not at"
-                yield either(sure, "file-lost", path, f"{at} {now.epoch}{evidence}", _ADD_AGAIN)
+                text = f"listed by {operator.operator}.{name} at epoch {before.epoch}, not at"
+                yield either(sure, "file-lost", path, f"{text} {now.epoch}{evidence}", _ADD_AGAIN)
 
 
 def _lost_files(
@@ -141,11 +141,11 @@ def _lost_files(
 ) -> Iterator[tuple[StatePath, str]]:
     listed = after.tables.get(name)
     present = listed.files if isinstance(listed, ExpiringTimeKeyFiles) else ()
-    known = {file.path for file in files.files}
-    outputs = [file for file in present if file.path not in known and file.compaction_generation]
+    old = {file.path for file in files.files}
+    outputs = [file for file in present if file.path not in old and file.compaction_generation]
     kept = {file.path for file in present}
     # A subtask that is ahead of the others drops a file by its own watermark.
-    cutoff = max(_cutoff(operator, name, at) for at in (after, last.operator(operator.operator)))
+    cutoff = max(_cutoff(operator, name, op) for op in (after, last.operator(operator.operator)))
     entries = set(files.files)
     # The same entry under another name: a copy was listed, or the name itself is damaged.
     renamed = {replace(file, path=_ANY) for file in present if file not in entries}
@@ -188,15 +188,15 @@ def _lost_pairs(
     # Arroyo writes every pair at every epoch; managed jobs carry files forward until a merge.
     if now.progress is None:
         return
-    known, kept = set(files.files), set(listed.paths)
-    if any(is_compacted(path) and path not in known for path in listed.paths):
+    earlier, kept = set(files.files), set(listed.paths)
+    if any(is_compacted(path) and path not in earlier for path in listed.paths):
         return
     for place, path in enumerate(files.files):
         # A different name at its position, in no directory of this epoch, is reported elsewhere.
         renamed = (
-            one
-            for one in listed.paths[place : place + 1]
-            if one not in known and not _own(now, one)
+            other
+            for other in listed.paths[place : place + 1]
+            if other not in earlier and not _own(now, other)
         )
         if path not in kept and not any(renamed):
             yield path, ""
@@ -242,11 +242,11 @@ def _reused_findings(history: Sequence[Checkpoint]) -> Iterator[Finding]:
     """
     if history[-1].worker_generation is not None or history[-1].progress is not None:
         return
-    wanted = set(history[-1].paths)
+    last = set(history[-1].paths)
     for place, older in enumerate(history[:-2]):
         # A cleanup keeps the files that a later epoch lists.
         between = history[place + 1 : -1]
-        gone = {path for one in between for path in set(older.paths) & wanted - set(one.paths)}
+        gone = {path for epoch in between for path in set(older.paths) & last - set(epoch.paths)}
         if gone:
             evidence = (
                 f"epochs {older.epoch} and {history[-1].epoch} list it, one between them does not: "
@@ -273,18 +273,18 @@ def waiting_findings(
         present: sizes of the existing files.
         listed: the files that the newest epoch lists.
     """
-    known = set(listed)
+    paths = set(listed)
     step = "delete the record and compact again; the job continues without it"
     for path, record in records.items():
         if record is None:
             evidence = "does not decode, or names another job's files: no run adopts it"
             yield warning("compaction-unreadable", path, evidence, step)
             continue
-        outputs = [one for merged in record.merged for one in merged.output_paths]
-        gone = [one for one in outputs if one not in present]
+        outputs = [output for merged in record.merged for output in merged.output_paths]
+        gone = [output for output in outputs if output not in present]
         # A merge is adopted as a whole, but not each of a record.
-        adopted = [one for one in record.merged if not known.isdisjoint(one.output_paths)]
-        both = sorted(one for merged in adopted for one in merged.input_paths if one in known)
+        adopted = [merge for merge in record.merged if not paths.isdisjoint(merge.output_paths)]
+        both = sorted(path for merged in adopted for path in merged.input_paths if path in paths)
         if gone:
             evidence = f"{len(gone)} of {len(outputs)} merged files are missing, such as {gone[0]}"
             yield warning("compaction-outputs-gone", path, evidence, step)

@@ -201,13 +201,13 @@ def _of_footer(listed: ListedFile, footer: Footer, rows: RowScan | None) -> Iter
 
 
 def _version_findings(listed: ListedFile, footer: Footer) -> Iterator[Finding]:
-    wanted, found = listed.config.state_version, footer.state_version
-    if not isinstance(listed.config.config, GlobalKeyedConfig) or wanted == 0:
+    expected, actual = listed.config.state_version, footer.state_version
+    if not isinstance(listed.config.config, GlobalKeyedConfig) or expected == 0:
         return  # a table without a state version ignores the version of its files
     # Arroyo migrates by one version, managed jobs by any number; neither migrates backwards.
-    oldest = 0 if listed.managed else wanted - 1
-    if footer.rows and not oldest <= found <= wanted:
-        evidence = f"its values are of state version {found}; the operator reads {wanted}"
+    oldest = 0 if listed.managed else expected - 1
+    if footer.rows and not oldest <= actual <= expected:
+        evidence = f"its values are of state version {actual}; the operator reads {expected}"
         step = "run the release that wrote it once, or restore an epoch before the change"
         yield error("state-version", listed.path, evidence, step)
 

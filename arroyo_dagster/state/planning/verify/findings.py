@@ -69,7 +69,7 @@ class Verdict:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """The findings for which the job must not continue."""
-        return tuple(one for one in self.findings if one.severity is Severity.ERROR)
+        return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
 
 
 def merged(verdicts: Iterable[Verdict]) -> Verdict:

@@ -139,8 +139,8 @@ def _recency(job: JobAge, age_micros: int | None, limit_micros: int) -> Finding 
         return None
     age, limit = format_micros(age_micros), format_micros(limit_micros)
     evidence = f"epoch {job.epoch} is {age} old; expected at most {limit}"
-    known = job.condition is not JobCondition.UNKNOWN
-    if known:
+    is_known = job.condition is not JobCondition.UNKNOWN
+    if is_known:
         evidence += f"; {job.source or 'Arroyo'} reports that it is {job.condition.value}"
         step = "check its logs: it should write checkpoints"
     elif job.source is None:

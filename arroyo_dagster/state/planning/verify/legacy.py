@@ -45,14 +45,14 @@ class LegacyFacts(MetadataFacts):
 
 def legacy_findings(facts: LegacyFacts) -> list[Finding]:
     """Find what is wrong with the objects of an epoch, and with those that a cleanup reads."""
-    found = list(_epoch_findings(facts))
-    found += _trap_findings(facts)
+    findings = list(_epoch_findings(facts))
+    findings += _trap_findings(facts)
     for epoch in facts.unfinished:
         path = facts.paths.legacy_metadata(epoch)
         evidence = f"epoch {epoch} has operators, but no metadata: it is being written, or was lost"
         step = "nothing, if the job runs; else check which epoch Arroyo's database reports as ready"
-        found.append(note("epoch-unfinished", path, evidence, step))
-    return found
+        findings.append(note("epoch-unfinished", path, evidence, step))
+    return findings
 
 
 def _epoch_findings(facts: LegacyFacts) -> Iterator[Finding]:
@@ -128,10 +128,10 @@ def _trap(facts: LegacyFacts, epoch: Epoch, lost: list[StatePath]) -> Finding:
 
 def _hole_findings(facts: LegacyFacts, epoch: Epoch) -> Iterator[Finding]:
     path = facts.paths.legacy_metadata(epoch)
-    found = facts.objects.get(path)
+    metadata = facts.objects.get(path)
     step = f"epoch {epoch} cannot be restored; choose another"
-    if isinstance(found, Unreadable):
-        yield unreadable_finding(path, found, critical=False)
-    elif found is None:
+    if isinstance(metadata, Unreadable):
+        yield unreadable_finding(path, metadata, critical=False)
+    elif metadata is None:
         evidence = f"epoch {epoch} has operators, but no metadata, though a later one has"
         yield warning("epoch-missing", path, evidence, step)

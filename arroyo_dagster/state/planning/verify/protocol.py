@@ -59,17 +59,17 @@ class ProtocolFacts(MetadataFacts):
 def protocol_findings(facts: ProtocolFacts) -> list[Finding]:
     """Find what is wrong with the objects around an epoch."""
     parent = _parent_epoch(facts)
-    found = [
+    findings = [
         finding
         for epoch in reversed(_expected_epochs(facts, parent))
         for finding in _epoch_findings(facts, epoch, critical=epoch in (facts.epoch, parent))
     ]
-    found += _fence_findings(facts)
-    found += _generation_findings(facts)
+    findings += _fence_findings(facts)
+    findings += _generation_findings(facts)
     # An error reported above is the cause of what the next start would do.
-    if not any(one.severity is Severity.ERROR for one in found):
-        found += _start_findings(facts)
-    return found
+    if not any(finding.severity is Severity.ERROR for finding in findings):
+        findings += _start_findings(facts)
+    return findings
 
 
 def head_of(facts: MetadataFacts) -> tuple[StatePath, Manifest] | None:
@@ -97,8 +97,8 @@ def _expected_epochs(facts: MetadataFacts, parent: Epoch | None) -> list[Epoch]:
     """Return the epochs with a record, the parent, and the number before each, to find gaps."""
     oldest = min(facts.epochs, default=facts.epoch)
     before = (Epoch(epoch - 1) for epoch in facts.epochs if epoch > oldest)
-    found = {*facts.epochs, *before, facts.epoch, *([] if parent is None else [parent])}
-    return sorted(epoch for epoch in found if not facts.rolled_back(epoch))
+    epochs = {*facts.epochs, *before, facts.epoch, *([] if parent is None else [parent])}
+    return sorted(epoch for epoch in epochs if not facts.rolled_back(epoch))
 
 
 # ---- one epoch -----------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _parent_findings(
 def _commit_findings(
     facts: MetadataFacts, ref: StatePath, manifest: Manifest, *, critical: bool
 ) -> Iterator[Finding]:
-    tables = merged_needs_commit({one.operator: one for one in manifest.operators})
+    tables = merged_needs_commit({operator.operator: operator for operator in manifest.operators})
     # An epoch of a compaction has nothing to commit, even if its tables commit in two phases.
     if tables != manifest.needs_commit and not facts.managed:
         evidence = f"has needs_commit = {manifest.needs_commit}, but its tables imply {tables}"
@@ -243,7 +243,7 @@ def _stale_findings(
     facts: ProtocolFacts, path: StatePath, fence: WorkerGeneration
 ) -> Iterator[Finding]:
     records = [facts.get(facts.paths.epoch_record(epoch), EpochRecord) for epoch in facts.epochs]
-    newer = [one for one in records if one is not None and one.worker_generation > fence]
+    newer = [entry for entry in records if entry is not None and entry.worker_generation > fence]
     if newer:
         evidence = (
             f"names generation {fence}, although generation {newer[-1].worker_generation} wrote "
@@ -257,14 +257,14 @@ def _generation_findings(facts: ProtocolFacts) -> Iterator[Finding]:
     head = head_of(facts)
     for number in facts.generations:
         path = facts.paths.generation_manifest(number)
-        found = facts.objects.get(path)
+        manifest = facts.objects.get(path)
         # A start reads the newest manifest first, and an older one only if it finds nothing.
         critical = facts.newest and head is not None and number >= head[1].worker_generation
-        if isinstance(found, Unreadable):
-            yield unreadable_finding(path, found, critical=critical)
-        elif isinstance(found, GenerationManifest):
-            yield from version_findings(path, found.version)
-            yield from identity_findings(facts.paths, path, found, critical=critical)
+        if isinstance(manifest, Unreadable):
+            yield unreadable_finding(path, manifest, critical=critical)
+        elif isinstance(manifest, GenerationManifest):
+            yield from version_findings(path, manifest.version)
+            yield from identity_findings(facts.paths, path, manifest, critical=critical)
 
 
 # ---- the next start ------------------------------------------------------------------------------
@@ -318,11 +318,11 @@ def _hint_findings(facts: ProtocolFacts, ref: StatePath, head: Manifest) -> Iter
     """Find a stale hint that the next start does not use: managed jobs follow the records."""
     path = facts.paths.generation_manifest(head.worker_generation)
     fence = facts.get(facts.paths.current_generation, CurrentGeneration)
-    found = facts.get(path, GenerationManifest)
+    manifest = facts.get(path, GenerationManifest)
     step = "nothing; a start of a managed job follows the records"
-    if found is not None and found.latest_ref != ref:
-        evidence = f"names {found.latest_ref} as its latest, not epoch {head.epoch}"
+    if manifest is not None and manifest.latest_ref != ref:
+        evidence = f"names {manifest.latest_ref} as its latest, not epoch {head.epoch}"
         yield note("hint-stale", path, evidence, step)
-    elif found is None and fence and fence.worker_generation == head.worker_generation:
+    elif manifest is None and fence and fence.worker_generation == head.worker_generation:
         evidence = f"missing, although generation {head.worker_generation} is the newest"
         yield note("generation-manifest-missing", path, evidence, step)

@@ -82,8 +82,8 @@ class MetadataFacts:
 
     def get(self, path: StatePath, kind: type[_T]) -> _T | None:
         """Return the object, if it exists and decodes."""
-        found = self.objects.get(path)
-        return found if isinstance(found, kind) else None
+        record = self.objects.get(path)
+        return record if isinstance(record, kind) else None
 
 
 def identity_findings(

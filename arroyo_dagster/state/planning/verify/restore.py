@@ -58,11 +58,11 @@ def subtask_restores(plan: RestorePlan, files: Files) -> tuple[SubtaskRestore, .
 def _kept(read: TableRead, files: Files) -> int | None:
     total = 0
     for path in read.files:
-        found = files.get(path)
-        if found is None or found.footer is None or found.rows is None:
+        file = files.get(path)
+        if file is None or file.footer is None or file.rows is None:
             return None
         whole = read.kind is TableKind.GLOBAL_KEYED
-        total += found.rows.rows if whole else sum(found.rows.live[read.subtask : read.subtask + 1])
+        total += file.rows.rows if whole else sum(file.rows.live[read.subtask : read.subtask + 1])
     return total
 
 
@@ -85,10 +85,10 @@ def owner_findings(plan: RestorePlan, files: Files, reported: Collection[str]) -
         for path in read.files
     }
     for operator, table, path in listed:
-        found = files.get(path)
-        if path in reported or found is None or found.rows is None:
+        file = files.get(path)
+        if path in reported or file is None or file.rows is None:
             continue
-        for subtask, rows in enumerate(found.rows.live):
+        for subtask, rows in enumerate(file.rows.live):
             if rows and path not in opens.get((operator, table, subtask), ()):
                 evidence = f"{rows} rows belong to subtask {subtask}, which would not open it"
                 yield error("rows-not-opened", path, evidence, REBUILD)
@@ -110,7 +110,7 @@ def unkeyed_findings(checkpoint: Checkpoint, files: Files) -> Iterator[Finding]:
             config = operator.configs[name].config if name in operator.configs else None
             if not isinstance(config, ExpiringTimeKeyConfig) or not config.generational:
                 continue
-            footers = [found.footer for path in listed.paths if (found := files.get(path))]
+            footers = [file.footer for path in listed.paths if (file := files.get(path))]
             if not config.schema.hashed_indices and None not in footers:
                 yield from _unkeyed(checkpoint, operator, name, [f for f in footers if f])
 
@@ -174,15 +174,15 @@ def shared_key_findings(shared: Collection[SharedKeys], *, managed: bool) -> Ite
     step = "key the operator's input so that one subtask owns each key, or prefix the keys"
     if not managed:
         step = "run the operator with parallelism 1, or expect the value of any of the subtasks"
-    for one in shared:
-        if not managed and not one.differ:
+    for item in shared:
+        if not managed and not item.differ:
             continue
         evidence = (
-            f"subtasks {', '.join(map(str, one.subtasks))} wrote {one.keys} keys of "
-            f"{one.operator}.{one.table} in the same epoch, {one.differ} of them with other "
+            f"subtasks {', '.join(map(str, item.subtasks))} wrote {item.keys} keys of "
+            f"{item.operator}.{item.table} in the same epoch, {item.differ} of them with other "
             f"values; {wins}"
         )
-        yield warning("key-written-twice", one.directory, evidence, step)
+        yield warning("key-written-twice", item.directory, evidence, step)
 
 
 def unknown_table_findings(

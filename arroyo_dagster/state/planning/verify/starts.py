@@ -38,9 +38,9 @@ def origin_of(before: Checkpoint, now: Checkpoint, unlisted: Collection[StatePat
     if now.start_time_micros < before.finish_time_micros:
         # One checkpoint at a time (9.1): another run wrote `before` since, or a clock was set.
         return Origin.UNKNOWN
-    known = set(before.paths)
+    prior = set(before.paths)
     # An edit of `now` writes its files into the directory of the epoch.
-    written = {path for path in (*now.paths, *unlisted) if path in known or not is_rewritten(path)}
+    written = {path for path in (*now.paths, *unlisted) if path in prior or not is_rewritten(path)}
     directories = {written_epoch(path) for path in written}
     if directories - {1}:
         return Origin.UNKNOWN if _is_of_another_run(before, written) else Origin.BEFORE
@@ -52,10 +52,10 @@ def _is_of_another_run(before: Checkpoint, written: Collection[StatePath]) -> bo
 
     An older run that still writes may overwrite the metadata of an epoch of its successor.
     """
-    known = {path for path in before.paths if not is_rewritten(path)}
-    newest = max(filter(None, map(written_epoch, known)), default=0)
+    prior = {path for path in before.paths if not is_rewritten(path)}
+    newest = max(filter(None, map(written_epoch, prior)), default=0)
     later = any((written_epoch(path) or newest) >= newest for path in written)
-    return known.isdisjoint(written) and not later
+    return prior.isdisjoint(written) and not later
 
 
 def _has_own_files(before: Checkpoint, now: Checkpoint) -> bool:
@@ -63,14 +63,14 @@ def _has_own_files(before: Checkpoint, now: Checkpoint) -> bool:
 
     Global keyed tables are written at every epoch. A name that is used again has other bounds.
     """
-    tables = [files for one in now.operators for files in one.tables.values()]
+    tables = [files for operator in now.operators for files in operator.tables.values()]
     if any(isinstance(files, GlobalKeyedFiles) and files.files for files in tables):
         return True
-    earlier = [files for one in before.operators for files in one.tables.values()]
-    known = {file for one in earlier if isinstance(one, ExpiringTimeKeyFiles) for file in one.files}
+    past = [files for operator in before.operators for files in operator.tables.values()]
+    old = {file for one in past if isinstance(one, ExpiringTimeKeyFiles) for file in one.files}
     return any(
-        file not in known
-        for one in tables
-        if isinstance(one, ExpiringTimeKeyFiles)
-        for file in one.files
+        file not in old
+        for table in tables
+        if isinstance(table, ExpiringTimeKeyFiles)
+        for file in table.files
     )
