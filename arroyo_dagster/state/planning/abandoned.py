@@ -66,14 +66,14 @@ def prefixes_without_job(known: Mapping[str, Level], jobs: Iterable[JobPaths]) -
     """
     roots = {str(paths.root) for paths in jobs}
     pipelines = {root.partition("/")[0] for root in roots if "/" in root}
-    found: list[StatePath] = []
+    left: list[StatePath] = []
     for first in known[""].directories - {OUR_DIRECTORY}:
         if first in pipelines:
             below = known[first].directories - {OUR_DIRECTORY}
-            found += [StatePath(f"{first}/{one}") for one in below if f"{first}/{one}" not in roots]
+            left += [StatePath(f"{first}/{one}") for one in below if f"{first}/{one}" not in roots]
         elif first not in roots:
-            found.append(StatePath(first))
-    return sorted(found)
+            left.append(StatePath(first))
+    return sorted(left)
 
 
 def kind_of_remains(path: str) -> ObjectKind:

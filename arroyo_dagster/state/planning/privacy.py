@@ -57,15 +57,15 @@ class PrivateColumns:
         Raises:
             InputError: a pattern has an empty part.
         """
-        found = tuple(dict.fromkeys(one.strip() for one in patterns))
-        for pattern in found:
+        columns = tuple(dict.fromkeys(pattern.strip() for pattern in patterns))
+        for pattern in columns:
             if not all(part.strip() for part in pattern.split(".")):
                 raise InputError(
                     f"the private column {pattern!r} has an empty part",
                     next_step="name it as column, table.column or job.operator.table.column; "
                     "`*` stands for any part",
                 )
-        return cls(found)
+        return cls(columns)
 
     def __bool__(self) -> bool:
         return bool(self.patterns)
@@ -80,7 +80,7 @@ class PrivateColumns:
             for between in (_parts(operator), ())
         ]
         return TableMask(
-            patterns=tuple(_parts(one) for one in self.patterns),
+            patterns=tuple(_parts(pattern) for pattern in self.patterns),
             prefixes=tuple(prefixes),
             salt=self.salt,
         )
@@ -184,11 +184,11 @@ class TableMask:
 
     def _ends(self, pattern: Names, path: Sequence[str]) -> bool:
         """Return whether the full name of a column ends with a pattern."""
-        spelled = [_parts(".".join(path)), _parts(".".join(_REPEATED.sub("", one) for one in path))]
+        forms = [_parts(".".join(path)), _parts(".".join(_REPEATED.sub("", name) for name in path))]
         return any(
             _ends_with((*prefix, *names), pattern)
             for prefix in self.prefixes
-            for names in dict.fromkeys(spelled)
+            for names in dict.fromkeys(forms)
         )
 
 

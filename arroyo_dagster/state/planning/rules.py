@@ -478,13 +478,13 @@ def unreadable_job(age: JobAge, now_micros: int, problem: str) -> JobHealth:
     """Return the result for a job that cannot be judged, because the store denies it or its pins
     cannot be read."""
     step = "verify the job: `arroyo-state verify` says what cannot be read"
-    found = Verdict(findings=(error("health-unknown", age.job, problem, step),))
+    verdict = Verdict(findings=(error("health-unknown", age.job, problem, step),))
     first, *others = HEALTH_RULES
     return JobHealth(
         job=age.job,
         epoch=age.epoch,
         at_micros=now_micros,
-        verdicts={first.name: found},
+        verdicts={first.name: verdict},
         not_judged=dict.fromkeys((rule.name for rule in others), problem) | _not_verified(None),
     )
 
@@ -492,8 +492,8 @@ def unreadable_job(age: JobAge, now_micros: int, problem: str) -> JobHealth:
 def judge_verified(checked: CheckedJob) -> JobHealth:
     """Return what a verification of a job says; rules that need a higher level do not judge."""
     by_rule: dict[str, list[Finding]] = {}
-    for one in checked.verdict.findings:
-        by_rule.setdefault(RULE_OF.get(one.code, RESTORED).name, []).append(one)
+    for finding in checked.verdict.findings:
+        by_rule.setdefault(RULE_OF.get(finding.code, RESTORED).name, []).append(finding)
     verdicts = {
         rule.name: _verdict(by_rule.get(rule.name, []))
         for rule in AUDIT_RULES
@@ -513,8 +513,8 @@ def not_reached(job: str, now_micros: int) -> JobHealth:
     """Return the result for a job that a verification of many jobs did not reach."""
     evidence = "was not verified: the budget ended before"
     step = "raise `budget_minutes`, lower the level, or verify the job by its name"
-    found = Verdict(findings=(warning("not-verified", job, evidence, step),))
-    return JobHealth(job=job, epoch=None, at_micros=now_micros, verdicts={REACHED: found})
+    verdict = Verdict(findings=(warning("not-verified", job, evidence, step),))
+    return JobHealth(job=job, epoch=None, at_micros=now_micros, verdicts={REACHED: verdict})
 
 
 def _verdict(found: Iterable[Finding]) -> Verdict:
@@ -527,15 +527,15 @@ def job_lines(rules: Collection[Rule], jobs: Iterable[JobHealth]) -> tuple[JobLi
     A job that none of the rules judges is not judged.
     """
     lines = []
-    for one in jobs:
-        judged = [one.verdicts[rule.name] for rule in rules if rule.name in one.verdicts]
+    for job in jobs:
+        judged = [job.verdicts[rule.name] for rule in rules if rule.name in job.verdicts]
         line = (
-            job_line(one.job, merged(judged), epoch=one.epoch, at_micros=one.at_micros)
+            job_line(job.job, merged(judged), epoch=job.epoch, at_micros=job.at_micros)
             if judged
-            else JobLine(job=one.job, label=NOT_JUDGED, epoch=one.epoch, at_micros=one.at_micros)
+            else JobLine(job=job.job, label=NOT_JUDGED, epoch=job.epoch, at_micros=job.at_micros)
         )
         reasons = {
-            rule.name: one.not_judged[rule.name] for rule in rules if rule.name in one.not_judged
+            rule.name: job.not_judged[rule.name] for rule in rules if rule.name in job.not_judged
         }
         lines.append(replace(line, not_judged=reasons))
     return tuple(sorted(lines, key=by_urgency))

@@ -65,8 +65,8 @@ def slowdown_since(
     Returns:
         The slowdown; None if checkpoints are as fast as before, or if there are too few.
     """
-    before = [one for one in times if one.epoch <= newest_before]
-    during = [one for one in times if one.epoch > newest_before]
+    before = [epoch for epoch in times if epoch.epoch <= newest_before]
+    during = [epoch for epoch in times if epoch.epoch > newest_before]
     return _slowdown(before, during, most)
 
 
@@ -79,7 +79,7 @@ def slowdown_between(
         start_micros, end_micros: of the maintenance; the clocks of writer and store may differ by
             a little.
     """
-    before = [one for one in times if one.finish_micros < start_micros]
+    before = [epoch for epoch in times if epoch.finish_micros < start_micros]
     during = [
         one for one in times if one.finish_micros >= start_micros and one.start_micros <= end_micros
     ]
@@ -91,16 +91,16 @@ def _slowdown(
 ) -> Slowdown | None:
     if len(before) < LEAST_BEFORE or len(during) < LEAST_DURING:
         return None
-    epochs = [one.epoch for one in during]
-    found = Slowdown(
+    epochs = [epoch.epoch for epoch in during]
+    slowdown = Slowdown(
         before_micros=_median(before),
         during_micros=_median(during),
         first=min(epochs),
         last=max(epochs),
     )
-    slower = found.during_micros - found.before_micros >= LEAST_MICROS
-    return found if slower and found.ratio > most else None
+    slower = slowdown.during_micros - slowdown.before_micros >= LEAST_MICROS
+    return slowdown if slower and slowdown.ratio > most else None
 
 
 def _median(times: Iterable[EpochTime]) -> float:
-    return median(max(0, one.finish_micros - one.start_micros) for one in times)
+    return median(max(0, epoch.finish_micros - epoch.start_micros) for epoch in times)

@@ -105,14 +105,14 @@ def no_epoch_missing(facts: HealthFacts, limits: HealthLimits) -> Found:
         return "the store has fewer than two epochs of the job"
     pinned = facts.pins.ever_pinned
     gaps = [
-        (one + 1, later - 1)
-        for one, later in pairwise(present)
-        if later > one + 1 and one not in pinned
+        (epoch + 1, later - 1)
+        for epoch, later in pairwise(present)
+        if later > epoch + 1 and epoch not in pinned
     ]
     if not gaps:
         return []
     named = ", ".join(
-        f"{one}" if one == last else f"{one} to {last}" for one, last in gaps[:_GAPS_NAMED]
+        f"{first}" if first == last else f"{first} to {last}" for first, last in gaps[:_GAPS_NAMED]
     )
     evidence = f"missing between epochs that are present: {named}"
     step = (
@@ -123,12 +123,12 @@ def no_epoch_missing(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 def durations_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job whose latest checkpoints all take much longer than usual."""
-    known = [
+    timed = [
         (epoch, epoch.duration_micros)
         for epoch in facts.epochs
         if epoch.duration_micros is not None
     ]
-    latest, earlier = known[-_SLOW_EPOCHS:], known[:-_SLOW_EPOCHS]
+    latest, earlier = timed[-_SLOW_EPOCHS:], timed[:-_SLOW_EPOCHS]
     if reason := missing_evidence([epoch for epoch, _ in earlier]):
         return reason
     before = median(duration for _, duration in earlier)

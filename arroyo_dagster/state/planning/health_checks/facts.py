@@ -185,7 +185,7 @@ def epochs_to_read(present: Sequence[Epoch]) -> list[Epoch]:
         return list(present)
     older = present[:-_HALF]
     step = -(-len(older) // (_HALF // 2))
-    spread = [epoch for at in range(0, len(older), step) for epoch in older[at : at + 2]]
+    spread = [epoch for index in range(0, len(older), step) for epoch in older[index : index + 2]]
     return [*spread, *present[-_HALF:]]
 
 
@@ -302,8 +302,8 @@ def _tables(files: Iterable[FileAtEpoch]) -> Iterator[TableFigures]:
 
 def _sum(counts: Iterable[int | None]) -> int | None:
     listed = list(counts)
-    known = [count for count in listed if count is not None]
-    return sum(known) if len(known) == len(listed) else None
+    numbers = [count for count in listed if count is not None]
+    return sum(numbers) if len(numbers) == len(listed) else None
 
 
 def _size(paths: Sequence[StatePath], stored: Mapping[StatePath, StoredFile]) -> int | None:

@@ -36,10 +36,10 @@ def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
     listed: dict[tuple[str, str], set[StatePath]] = {}
     for read in restore_plan(facts.checkpoint, sizes=sizes).reads:
         if read.kind is TableKind.EXPIRING_TIME_KEY:
-            at = (str(read.operator), str(read.table))
-            opened[at] = opened.get(at, 0) + read.size_bytes
-            listed.setdefault(at, set()).update(read.files)
-    found = []
+            key = (str(read.operator), str(read.table))
+            opened[key] = opened.get(key, 0) + read.size_bytes
+            listed.setdefault(key, set()).update(read.files)
+    findings = []
     for (operator, table), size in opened.items():
         once = sum(sizes.get(path, 0) for path in listed[operator, table])
         if once >= limits.small_table_bytes and size > limits.read_amplification * once:
@@ -48,8 +48,8 @@ def reads_once(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f"{format_bytes(once)}: its files overlap the key ranges of many subtasks"
             )
             step = "compact the job: outputs do not cross the key ranges of its subtasks"
-            found.append(warning("read-amplification", facts.job, evidence, step))
-    return found
+            findings.append(warning("read-amplification", facts.job, evidence, step))
+    return findings
 
 
 def writes_changes_only(facts: HealthFacts, limits: HealthLimits) -> Found:
@@ -106,16 +106,16 @@ def epochs_expire(facts: HealthFacts, limits: HealthLimits) -> Found:
 
 def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find pins that are old, and pins or quarantines that keep much that no other epoch needs."""
-    found = []
+    findings = []
     if facts.quarantined_bytes > limits.pinned_bytes:
         evidence = f"{format_bytes(facts.quarantined_bytes)} are in quarantine"
         step = "nothing, if gc of orphans runs: it purges them after 7 days. Else purge what is no "
         step += "longer needed: `arroyo-state gc purge JOB --yes`"
-        found.append(warning("pins-large", facts.job, evidence, step))
+        findings.append(warning("pins-large", facts.job, evidence, step))
     if facts.pinned_bytes > limits.pinned_bytes:
         evidence = f"{format_bytes(facts.pinned_bytes)} are listed by pinned epochs only"
         step = "unpin what is no longer needed: `arroyo-state sql @pins JOB` lists them"
-        found.append(warning("pins-large", facts.job, evidence, step))
+        findings.append(warning("pins-large", facts.job, evidence, step))
     for pin in facts.pins.pins:
         age = facts.now_micros - pin.pinned_at_micros
         if not pin.released and age > limits.pin_micros:
@@ -123,5 +123,5 @@ def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f": {pin.reason}" if pin.reason else ""
             )
             step = f"unpin it if it is no longer needed: `arroyo-state unpin JOB {pin.epoch}`"
-            found.append(warning("pin-old", facts.job, evidence, step))
-    return found
+            findings.append(warning("pin-old", facts.job, evidence, step))
+    return findings

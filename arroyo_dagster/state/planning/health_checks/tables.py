@@ -27,25 +27,25 @@ _LEAST_FILES = 50
 def sizes_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find tables that are much larger than in any epoch before that is known."""
     history = list(facts.history_by_table())
-    found = []
+    findings = []
     for name, last, earlier in history:
-        before = max(one.size_bytes for one in earlier)
+        before = max(epoch.size_bytes for epoch in earlier)
         if last.size_bytes > max(limits.small_table_bytes, limits.unusual_factor * before):
             evidence = (
                 f"table {name} has {format_bytes(last.size_bytes)}; at the {len(earlier)} epochs "
                 f"before at most {format_bytes(before)}"
             )
             step = "compare its keys with the epochs before; look for a key that never expires"
-            found.append(warning("table-grows", facts.job, evidence, step))
-    return found if history else _no_history(facts)
+            findings.append(warning("table-grows", facts.job, evidence, step))
+    return findings if history else _no_history(facts)
 
 
 def row_counts_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find tables with much fewer rows than in any epoch before that is known."""
     history = list(facts.history_by_table())
-    found = []
+    findings = []
     for name, last, earlier in history:
-        counts = [one.rows for one in earlier if one.rows is not None]
+        counts = [epoch.rows for epoch in earlier if epoch.rows is not None]
         if last.rows is None or not counts:
             continue
         before = min(counts)
@@ -55,8 +55,8 @@ def row_counts_usual(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f"least {before}"
             )
             step = "find out what removed them before older epochs expire: pin one that has them"
-            found.append(warning("rows-dropped", facts.job, evidence, step))
-    return found if history else _no_history(facts)
+            findings.append(warning("rows-dropped", facts.job, evidence, step))
+    return findings if history else _no_history(facts)
 
 
 def _no_history(facts: HealthFacts) -> str:
@@ -84,7 +84,7 @@ def file_sizes_useful(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find tables that consist of small files."""
     if not facts.files:
         return NO_FILES
-    found = []
+    findings = []
     for (operator, table), files in facts.files_by_table().items():
         small = sum((row.size_bytes or 0) < limits.small_file_bytes for row in files)
         percent = 100 * small // len(files)
@@ -94,13 +94,13 @@ def file_sizes_useful(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f"{format_bytes(limits.small_file_bytes)}"
             )
             step = "compact the job, or compact it more often"
-            found.append(warning("small-files", facts.job, evidence, step))
-    return found
+            findings.append(warning("small-files", facts.job, evidence, step))
+    return findings
 
 
 def routing_keys_balanced(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find tables of which one subtask holds far more rows than the others."""
-    found, judged = [], False
+    findings, judged = [], False
     for (operator, table), files in facts.files_by_table().items():
         rows = _rows_by_subtask(files)
         if len(rows) < 2 or sum(rows) < limits.small_table_rows * len(rows):
@@ -114,8 +114,8 @@ def routing_keys_balanced(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f"{table}; the other {len(rows) - 1} hold {others:.0f} on average"
             )
             step = "choose a key with more values, or add a salt to the frequent ones"
-            found.append(warning("routing-keys-skewed", facts.job, evidence, step))
-    return found if judged else "no expiring table of several subtasks has enough rows"
+            findings.append(warning("routing-keys-skewed", facts.job, evidence, step))
+    return findings if judged else "no expiring table of several subtasks has enough rows"
 
 
 def _rows_by_subtask(files: Sequence[FileAtEpoch]) -> list[float]:
@@ -139,7 +139,7 @@ def columns_unchanged(facts: HealthFacts, limits: HealthLimits) -> Found:
     if not facts.files:
         return NO_FILES
     # A managed job may add columns on purpose; Arroyo never does.
-    found = []
+    findings = []
     for (operator, table), files in facts.files_by_table().items():
         columns = list(dict.fromkeys(row.columns for row in files if row.columns is not None))
         if not files[0].expiring or len(columns) < 2:
@@ -150,10 +150,10 @@ def columns_unchanged(facts: HealthFacts, limits: HealthLimits) -> Found:
         )
         step = "verify the job: `arroyo-state verify` says whether a restore reads all of them"
         if facts.managed:
-            found.append(note("columns-changed", facts.job, evidence, step))
+            findings.append(note("columns-changed", facts.job, evidence, step))
         else:
-            found.append(warning("columns-changed", facts.job, evidence, step))
-    return found
+            findings.append(warning("columns-changed", facts.job, evidence, step))
+    return findings
 
 
 def retention_kept(facts: HealthFacts, limits: HealthLimits) -> Found:
@@ -161,7 +161,7 @@ def retention_kept(facts: HealthFacts, limits: HealthLimits) -> Found:
     if facts.checkpoint is None or not facts.files:
         return NO_FILES
     sizes = facts.sizes
-    found = []
+    findings = []
     for operator in facts.checkpoint.operators:
         for table, files in operator.tables.items():
             config = operator.configs.get(table)
@@ -172,8 +172,8 @@ def retention_kept(facts: HealthFacts, limits: HealthLimits) -> Found:
                 continue
             watermark = operator.min_watermark_micros
             kept = plan_read(expiring, files, watermark, managed=facts.managed).files
-            total = sum(sizes.get(one.path, 0) for one in files.files)
-            past = total - sum(sizes.get(one.path, 0) for one in kept)
+            total = sum(sizes.get(file.path, 0) for file in files.files)
+            past = total - sum(sizes.get(file.path, 0) for file in kept)
             if total < limits.small_table_bytes or 100 * past <= limits.expired_percent * total:
                 continue
             evidence = (
@@ -182,8 +182,8 @@ def retention_kept(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f"{format_micros(expiring.retention_micros)}"
             )
             step = "restart the job: a restore no longer lists these files; then run gc"
-            found.append(warning("rows-past-retention", facts.job, evidence, step))
-    return found
+            findings.append(warning("rows-past-retention", facts.job, evidence, step))
+    return findings
 
 
 def timestamps_plausible(facts: HealthFacts, limits: HealthLimits) -> Found:
@@ -192,7 +192,7 @@ def timestamps_plausible(facts: HealthFacts, limits: HealthLimits) -> Found:
     if newest is None or not facts.files:
         return NO_FILES
     latest = newest.finished_micros + limits.future_micros
-    found = []
+    findings = []
     for (operator, table), files in facts.files_by_table().items():
         times = [row.max_timestamp_micros for row in files if row.max_timestamp_micros is not None]
         ahead = [time for time in times if time > latest]
@@ -203,5 +203,5 @@ def timestamps_plausible(facts: HealthFacts, limits: HealthLimits) -> Found:
                 f"{newest.epoch}"
             )
             step = "check the unit of the source's timestamps, and drop events of the future"
-            found.append(warning("timestamps-in-future", facts.job, evidence, step))
-    return found
+            findings.append(warning("timestamps-in-future", facts.job, evidence, step))
+    return findings
