@@ -35,7 +35,7 @@ def fold(path: str) -> str:
 
 def fold_numbers(path: str) -> str:
     """Fold a path as `fold` does, and write every number in ASCII digits without leading zeros."""
-    return _DIGITS.sub(lambda found: str(int(found[0])), fold(path))
+    return _DIGITS.sub(lambda match: str(int(match[0])), fold(path))
 
 
 def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, StatePath]:
@@ -44,14 +44,14 @@ def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, Sta
     Args:
         root: of the job.
     """
-    found: dict[str, StatePath] = {}
+    names: dict[str, StatePath] = {}
     for path in foreign:
         below = path.removeprefix(f"{root}/")
         for text in (below, unquote(below)):  # names that cannot be addressed are listed encoded
             folded = fold_numbers(text)
             if _OWN_NAMES.fullmatch(folded.rpartition("/")[2]):
-                found.setdefault(folded, path)
-    return found
+                names.setdefault(folded, path)
+    return names
 
 
 class ReferencedPaths(PathsDigest):
@@ -68,9 +68,9 @@ class ReferencedPaths(PathsDigest):
 
     def add(self, paths: Iterable[str]) -> None:
         """Add paths; paths that are already in it change nothing."""
-        known = list(paths)
-        super().add(known)
-        for path in known:
+        all_paths = list(paths)
+        super().add(all_paths)
+        for path in all_paths:
             folded = self._fold(path)
             if folded != path:
                 self._folded.add([folded])

@@ -248,8 +248,8 @@ class JobPins:
 
     def with_pin(self, pin: Pin) -> JobPins:
         """Return these with a pin, in place of one of the same epoch."""
-        others = (one for one in self.pins if one.epoch != pin.epoch)
-        return replace(self, pins=tuple(sorted((*others, pin), key=lambda one: one.epoch)))
+        others = (other for other in self.pins if other.epoch != pin.epoch)
+        return replace(self, pins=tuple(sorted((*others, pin), key=lambda pinned: pinned.epoch)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,13 +294,13 @@ class Roots:
     @property
     def current(self) -> tuple[EpochRoot, ...]:
         """The epochs that were not rolled back, newest first."""
-        return tuple(one for one in self.epochs if not one.rolled_back)
+        return tuple(root for root in self.epochs if not root.rolled_back)
 
     def behind_rollback(self, epoch: Epoch) -> bool:
         """Return whether a rollback has removed this number from the chain of epochs."""
         return any(
-            one.rolled_back_to is not None and one.rolled_back_to < epoch < one.epoch
-            for one in self.current
+            root.rolled_back_to is not None and root.rolled_back_to < epoch < root.epoch
+            for root in self.current
         )
 
     @property
@@ -310,7 +310,7 @@ class Roots:
     @property
     def read(self) -> tuple[Root, ...]:
         """Every object that was read."""
-        epochs = (root for one in (*self.epochs, *self.attempts) for root in one.roots)
+        epochs = (root for epoch in (*self.epochs, *self.attempts) for root in epoch.roots)
         return (*self.more, *epochs)
 
 
@@ -349,7 +349,7 @@ class PathsDigest:
     @staticmethod
     def joined(digests: Iterable[str]) -> str:
         """Return the digest of a union of disjoint sets from their digests."""
-        return f"{sum(int(one, 16) for one in digests) % 2**128:032x}"
+        return f"{sum(int(digest, 16) for digest in digests) % 2**128:032x}"
 
 
 def _number(path: str) -> int:
@@ -676,14 +676,14 @@ class GcPlan:
     def digest(self) -> str:
         """The identity that an approval refers to: changes with the objects and with the rule."""
         head = repr((self.kind.value, self.pipeline, self.job, self.keep_from, self.epochs))
-        found = hashlib.blake2b(head.encode(), digest_size=16)
-        found.update(repr((sorted(self.rule.items()), self.proof.worker_generation)).encode())
+        digest = hashlib.blake2b(head.encode(), digest_size=16)
+        digest.update(repr((sorted(self.rule.items()), self.proof.worker_generation)).encode())
         for step in (self.data, self.records, self.metadata):
-            found.update(b"\0step\0")
-            for one in step:
-                found.update(repr((str(one.path), one.size_bytes, one.etag)).encode())
+            digest.update(b"\0step\0")
+            for entry in step:
+                digest.update(repr((str(entry.path), entry.size_bytes, entry.etag)).encode())
         if self.purges:
-            found.update(repr(("purges", self.purges)).encode())
+            digest.update(repr(("purges", self.purges)).encode())
         if self.remains:
-            found.update(repr(self.remains).encode())
-        return found.hexdigest()
+            digest.update(repr(self.remains).encode())
+        return digest.hexdigest()

@@ -80,7 +80,7 @@ class CheckpointFacts:
 
 def newest_ready(checkpoints: Iterable[CheckpointFacts]) -> Epoch | None:
     """Return the newest epoch among `checkpoints` that is ready; None if none is."""
-    return max((one.epoch for one in checkpoints if one.ready), default=None)
+    return max((checkpoint.epoch for checkpoint in checkpoints if checkpoint.ready), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,33 +218,33 @@ _COMPARED = ("pipeline", "name", "condition", "run_id", "newest_ready_epoch")
 
 def merge_answers(paths: JobPaths, answers: Sequence[SourceAnswer]) -> JobAnswer:
     """Merge the answers about the job at `paths`; earlier sources take precedence."""
-    known = [answer.facts for answer in answers if answer.facts is not None]
+    all_facts = [answer.facts for answer in answers if answer.facts is not None]
     # An unknown state counts as well: a source of lower precedence must not override it.
-    base = next((one for one in known if one.knows_state), None)
+    base = next((entry for entry in all_facts if entry.knows_state), None)
     facts = JobFacts(job=paths.job) if base is None else base
-    changes: dict[str, Any] = {name: _first(known, name) for name in _SHARED}
+    changes: dict[str, Any] = {name: _first(all_facts, name) for name in _SHARED}
     changes["pipeline"] = changes["pipeline"] or paths.pipeline
-    for one in known:
-        if one.checkpoints or one.newest_ready_epoch is not None:
-            changes["checkpoints"] = one.checkpoints
-            changes["newest_ready_epoch"] = one.newest_ready_epoch
+    for entry in all_facts:
+        if entry.checkpoints or entry.newest_ready_epoch is not None:
+            changes["checkpoints"] = entry.checkpoints
+            changes["newest_ready_epoch"] = entry.newest_ready_epoch
             break
-    found = (_disagreement(known, name) for name in _COMPARED)
+    disagreements = (_disagreement(all_facts, name) for name in _COMPARED)
     return JobAnswer(
         paths=paths,
         facts=replace(facts, **changes),
         answers=tuple(answers),
-        disagreements=tuple(one for one in found if one is not None),
+        disagreements=tuple(item for item in disagreements if item is not None),
     )
 
 
 def _first(known: Iterable[JobFacts], name: str) -> Any:
-    return next((value for one in known if (value := getattr(one, name)) is not None), None)
+    return next((value for facts in known if (value := getattr(facts, name)) is not None), None)
 
 
 def _disagreement(facts: Iterable[JobFacts], name: str) -> Disagreement | None:
-    values = [(one.source or "", getattr(one, name)) for one in facts]
-    known = [(who, it) for who, it in values if it not in (None, JobCondition.UNKNOWN)]
-    if len({value for _, value in known}) < 2:
+    values = [(entry.source or "", getattr(entry, name)) for entry in facts]
+    stated = [(who, value) for who, value in values if value not in (None, JobCondition.UNKNOWN)]
+    if len({value for _, value in stated}) < 2:
         return None
-    return Disagreement(fact=name, answers=tuple(known))
+    return Disagreement(fact=name, answers=tuple(stated))

@@ -63,8 +63,8 @@ class Fields:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
-            found = f"{type(error).__name__}: {shortened(str(error))}"
-            raise self._error(f"the object is not what its name says ({found})") from error
+            detail = f"{type(error).__name__}: {shortened(str(error))}"
+            raise self._error(f"the object is not what its name says ({detail})") from error
 
     # ---- one value -------------------------------------------------------------------------------
 
@@ -112,10 +112,10 @@ class Fields:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        found = self.list(name)
-        if not all(isinstance(one, str) and is_unicode(one) for one in found):
-            raise self.wrong(name, "a list of strings", found)
-        return tuple(found)
+        values = self.list(name)
+        if not all(isinstance(value, str) and is_unicode(value) for value in values):
+            raise self.wrong(name, "a list of strings", values)
+        return tuple(values)
 
     def object(self, name: str) -> Fields:
         value = self.value(name)
@@ -124,10 +124,10 @@ class Fields:
         return self._of(value)
 
     def objects(self, name: str) -> tuple[Fields, ...]:
-        found = self.list(name)
-        if not all(isinstance(one, Mapping) for one in found):
-            raise self.wrong(name, "a list of objects", found)
-        return tuple(self._of(one) for one in found)
+        values = self.list(name)
+        if not all(isinstance(value, Mapping) for value in values):
+            raise self.wrong(name, "a list of objects", values)
+        return tuple(self._of(value) for value in values)
 
     # ---- errors ----------------------------------------------------------------------------------
 

@@ -355,7 +355,7 @@ def probe_path(beside: str, unique: str) -> StatePath:
     none takes it for a lease.
     """
     segments = beside.split("/")
-    depth = next((at for at in (2, 1) if at < len(segments) and segments[at] in _BELOW_A_JOB), 0)
+    depth = next((i for i in (2, 1) if i < len(segments) and segments[i] in _BELOW_A_JOB), 0)
     return StatePath("/".join((*segments[:depth], OUR_DIRECTORY, "leases", f"{PROBE}{unique}")))
 
 
@@ -400,20 +400,20 @@ def compaction_level(path: str) -> int:
     """Return how many times a managed job's data file was merged, by its name; 0 = never."""
     if not is_compacted(path):
         return 0
-    found = _LEVEL.search(path)
-    return max(1, int(found[1])) if found else 1
+    match = _LEVEL.search(path)
+    return max(1, int(match[1])) if match else 1
 
 
 def parse_epoch_record(name: str) -> Epoch | None:
     """Return the epoch in the name of an epoch record; None for any other name."""
-    found = _EPOCH_RECORD.fullmatch(name)
-    return Epoch(int(found[1])) if found else None
+    match = _EPOCH_RECORD.fullmatch(name)
+    return Epoch(int(match[1])) if match else None
 
 
 def parse_checkpoint_dir(name: str) -> Epoch | None:
     """Return the number in a checkpoint directory's name; its files may be of another epoch."""
-    found = _CHECKPOINT.fullmatch(name)
-    return Epoch(int(found[1])) if found else None
+    match = _CHECKPOINT.fullmatch(name)
+    return Epoch(int(match[1])) if match else None
 
 
 def staged_name(epoch: Epoch, subtask: int, unique: str, suffix: str) -> str:
@@ -423,14 +423,14 @@ def staged_name(epoch: Epoch, subtask: int, unique: str, suffix: str) -> str:
 
 def parse_staged_name(name: str) -> Epoch | None:
     """Return the epoch in the name of a file that a sink has staged; None for any other name."""
-    found = _STAGED.fullmatch(name)
-    return Epoch(int(found[1])) if found else None
+    match = _STAGED.fullmatch(name)
+    return Epoch(int(match[1])) if match else None
 
 
 def parse_staged_subtask(name: str) -> int | None:
     """Return the subtask in the name of a file that a sink has staged; None for any other name."""
-    found = _STAGED.fullmatch(name)
-    return int(found[2]) if found else None
+    match = _STAGED.fullmatch(name)
+    return int(match[2]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,19 +518,19 @@ def parse_operator_object(paths: JobPaths, path: str) -> OperatorObject | None:
 def is_data_file(path: str) -> bool:
     """Whether an object is a data file of a checkpoint, by its path."""
     *directories, name = path.split("/")
-    within = any(parse_checkpoint_dir(one) is not None for one in directories)
+    within = any(parse_checkpoint_dir(directory) is not None for directory in directories)
     return within and name.startswith("table-")
 
 
 def written_epoch(path: str) -> Epoch | None:
     """Return the epoch in whose directory a data file was written; None = in none."""
-    found = (parse_checkpoint_dir(segment) for segment in path.split("/"))
-    return next((epoch for epoch in found if epoch is not None), None)
+    epochs = (parse_checkpoint_dir(segment) for segment in path.split("/"))
+    return next((epoch for epoch in epochs if epoch is not None), None)
 
 
 def parse_data_file(path: str, table: str) -> int | None:
     """Return the subtask in the name of a data file that it wrote; None for any other file."""
     name = path.rpartition("/")[2]
     pattern = rf"table-{re.escape(table)}-({number_pattern(3)})(-.*)?"
-    found = re.fullmatch(pattern, name, re.DOTALL)
-    return int(found[1]) if found and not is_compacted(name) else None
+    match = re.fullmatch(pattern, name, re.DOTALL)
+    return int(match[1]) if match and not is_compacted(name) else None

@@ -101,9 +101,9 @@ def object_name(paths: JobPaths, path: str) -> ObjectName:
     rest = path[len(root) :]
     if rest.startswith(f"{OUR_DIRECTORY}/"):
         return _of_maintenance(rest)
-    found = _DIRECTORY.fullmatch(rest)
-    if found is not None:
-        return _in_checkpoint(paths.layout, found)
+    match = _DIRECTORY.fullmatch(rest)
+    if match is not None:
+        return _in_checkpoint(paths.layout, match)
     return _FOREIGN if paths.layout is Layout.LEGACY else _of_protocol(rest)
 
 
@@ -149,13 +149,13 @@ def _of_maintenance(rest: str) -> ObjectName:
 def _of_protocol(rest: str) -> ObjectName:
     if rest == CURRENT_GENERATION:
         return ObjectName(kind=ObjectKind.FENCE)
-    found = _GENERATION.fullmatch(rest)
-    if found is not None:
-        number = WorkerGeneration(int(found[1]))
+    match = _GENERATION.fullmatch(rest)
+    if match is not None:
+        number = WorkerGeneration(int(match[1]))
         return ObjectName(kind=ObjectKind.GENERATION, worker_generation=number)
-    found = _RECORD.fullmatch(rest)
-    if found is not None:
-        return ObjectName(kind=ObjectKind.RECORD, epoch=Epoch(int(found[1])))
+    match = _RECORD.fullmatch(rest)
+    if match is not None:
+        return ObjectName(kind=ObjectKind.RECORD, epoch=Epoch(int(match[1])))
     return _FOREIGN
 
 
@@ -191,7 +191,7 @@ class Packed:
         for batch in batched(objects):
             packs.append(_pack(batch))
             count += len(batch)
-            size += sum(one.size_bytes or 0 for one in batch)
+            size += sum(entry.size_bytes or 0 for entry in batch)
         self._packs, self._count = tuple(packs), count
         self.size_bytes = size
 
@@ -257,8 +257,8 @@ class Packed:
 def batched(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
     """Yield lists of up to `BATCH` objects, in order."""
     batch: list[StoredObject] = []
-    for one in objects:
-        batch.append(one)
+    for entry in objects:
+        batch.append(entry)
         if len(batch) == BATCH:
             yield batch
             batch = []
@@ -268,10 +268,10 @@ def batched(objects: Iterable[StoredObject]) -> Iterator[list[StoredObject]]:
 
 def _pack(batch: list[StoredObject]) -> _Pack:
     return _pack_columns(
-        [one.path for one in batch],
-        _column([one.size_bytes for one in batch]),
-        _column([one.modified_micros for one in batch]),
-        _column([one.etag for one in batch]),
+        [entry.path for entry in batch],
+        _column([entry.size_bytes for entry in batch]),
+        _column([entry.modified_micros for entry in batch]),
+        _column([entry.etag for entry in batch]),
     )
 
 
@@ -283,10 +283,10 @@ def _pack_columns(paths: Sequence[str], *others: list[Any] | None) -> _Pack:
     joined = _END.join(paths)
     if joined.count(_END) != len(paths) - 1:
         raise InputError("a path holds a NUL", next_step="report it: no store has such names")
-    known = any(column is not None for column in others)
+    filled = any(column is not None for column in others)
     return (
         zlib.compress(joined.encode("utf-8", "surrogatepass"), 1),
-        zlib.compress(json.dumps(others, separators=(",", ":")).encode(), 1) if known else None,
+        zlib.compress(json.dumps(others, separators=(",", ":")).encode(), 1) if filled else None,
     )
 
 
@@ -300,12 +300,12 @@ def _column(values: list[Any]) -> list[Any] | None:
 
 def _unpacked(pack: _Pack) -> list[StoredObject]:
     new = str.__new__
-    found = [new(StatePath, path) for path in _paths_in(pack)]
+    paths = [new(StatePath, path) for path in _paths_in(pack)]
     if pack[1] is None:
-        return [*map(StoredObject, found)]
-    nothing = [None] * len(found)
+        return [*map(StoredObject, paths)]
+    nothing = [None] * len(paths)
     others = json.loads(zlib.decompress(pack[1]))
-    return [*map(StoredObject, found, *(column or nothing for column in others))]
+    return [*map(StoredObject, paths, *(column or nothing for column in others))]
 
 
 NOTHING = Packed()

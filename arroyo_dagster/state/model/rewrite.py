@@ -113,12 +113,12 @@ class TableRewrite:
     @property
     def paths(self) -> tuple[StatePath, ...]:
         """The paths of the inputs."""
-        return tuple(one.file.path for one in self.inputs)
+        return tuple(source.file.path for source in self.inputs)
 
     @property
     def size_bytes(self) -> int:
         """The total size of the inputs."""
-        return sum(one.size_bytes for one in self.inputs)
+        return sum(source.size_bytes for source in self.inputs)
 
     @property
     def gain(self) -> int:
@@ -166,7 +166,7 @@ class RewritePlan:
     @property
     def repairs(self) -> tuple[TableRewrite, ...]:
         """The tables of which Arroyo would lose rows at its next start without the rewrite."""
-        return tuple(one for one in self.tables if one.lost_rows)
+        return tuple(table for table in self.tables if table.lost_rows)
 
 
 # ---- outcomes ------------------------------------------------------------------------------------

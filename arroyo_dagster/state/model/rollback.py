@@ -92,9 +92,9 @@ class RollbackPlan:
     @property
     def rows(self) -> int | None:
         """How many rows the epochs that are given up wrote; None if unknown for any of them."""
-        counts = [one.rows for one in self.given_up]
-        known = [rows for rows in counts if rows is not None]
-        return sum(known) if len(known) == len(counts) else None
+        counts = [epoch.rows for epoch in self.given_up]
+        numbers = [rows for rows in counts if rows is not None]
+        return sum(numbers) if len(numbers) == len(counts) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,11 +118,11 @@ class SettingField:
         if isinstance(given, dt.timedelta):
             return given // dt.timedelta(microseconds=1)
         if issubclass(self.kind, enum.Enum):
-            known = [str(one.value) for one in self.kind]
-            if given not in known:
+            choices = [str(choice.value) for choice in self.kind]
+            if given not in choices:
                 raise InputError(
                     f"there is no {self.name} {given!r}",
-                    next_step=f"choose one of {', '.join(known)}",
+                    next_step=f"choose one of {', '.join(choices)}",
                 )
             return self.kind(given)
         if self.setting.scale == 1:
@@ -146,9 +146,9 @@ def setting_fields(settings: type[Any]) -> Iterator[SettingField]:
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             yield from setting_fields(typing.cast(type[Any], hint))
-        for one in getattr(hint, "__metadata__", ()):
-            if isinstance(one, Setting):
-                yield SettingField(field.name, _kind(hint.__origin__), _default(field), one)
+        for annotation in getattr(hint, "__metadata__", ()):
+            if isinstance(annotation, Setting):
+                yield SettingField(field.name, _kind(hint.__origin__), _default(field), annotation)
 
 
 def find_setting(settings: type[Any], name: str) -> SettingField:
@@ -181,7 +181,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _kind(hint: Any) -> type[Any]:
     """Return a type without None and parameters."""
     if isinstance(hint, types.UnionType):
-        (hint,) = (one for one in hint.__args__ if one is not type(None))
+        (hint,) = (arg for arg in hint.__args__ if arg is not type(None))
     return typing.cast(type[Any], typing.get_origin(hint) or hint)
 
 

@@ -213,8 +213,8 @@ class EnumOf:
             raise InputError("an enum needs at least one variant", enum=self.name)
         _check_distinct([variant.name for variant in self.variants], "variants", self.name)
         classes = [v.payload.python for v in self.variants if isinstance(v.payload, StructOf)]
-        known = [python for python in classes if python is not None]
-        if len(set(known)) != len(known):
+        present = [python for python in classes if python is not None]
+        if len(set(present)) != len(present):
             raise InputError("two variants of an enum have the same class", enum=self.name)
 
 
@@ -296,9 +296,9 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
     if origin is Annotated:
         return _describe_annotated(python_type, inside)
     if origin is not None:
-        found = _describe_generic(origin, args, inside)
-        if found is not None:
-            return found
+        described = _describe_generic(origin, args, inside)
+        if described is not None:
+            return described
     elif isinstance(python_type, NewType):
         return _describe(python_type.__supertype__, inside)
     elif dataclasses.is_dataclass(python_type) and isinstance(python_type, type):
@@ -529,12 +529,12 @@ def _members(body: object, *names: str) -> list[Any]:
 def _pairs(body: object, depth: int) -> list[tuple[str, Type]]:
     if not isinstance(body, list):
         raise _broken(body, "a list of pairs of a name and a type")
-    found = []
+    pairs = []
     for pair in body:
         if not isinstance(pair, list) or len(pair) != 2:
             raise _broken(pair, "a pair of a name and a type")
-        found.append((_text(pair[0]), _from_json(pair[1], depth)))
-    return found
+        pairs.append((_text(pair[0]), _from_json(pair[1], depth)))
+    return pairs
 
 
 def _text(value: object) -> str:

@@ -56,13 +56,13 @@ class CopyPlan:
     @property
     def digest(self) -> str:
         """The identity that an approval refers to: changes with every object."""
-        found = hashlib.blake2b(digest_size=16)
-        found.update(repr((self.pipeline, self.job, self.epoch, self.epochs)).encode())
-        found.update(repr((self.source, self.target)).encode())
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((self.pipeline, self.job, self.epoch, self.epochs)).encode())
+        digest.update(repr((self.source, self.target)).encode())
         for group in (self.data, self.metadata):
-            for one in group:
-                found.update(repr((str(one.path), one.size_bytes, one.etag)).encode())
-        return found.hexdigest()
+            for entry in group:
+                digest.update(repr((str(entry.path), entry.size_bytes, entry.etag)).encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,10 +60,10 @@ class SetOffsets:
     @property
     def request(self) -> str | None:
         """Identifies the request if applying it twice differs from applying it once; else None."""
-        if not any(one.relative for one in self.positions):
+        if not any(position.relative for position in self.positions):
             return None
         return f"{self.operator}: " + ", ".join(
-            f"{one.partition}={one.position}" for one in self.positions
+            f"{position.partition}={position.position}" for position in self.positions
         )
 
 

@@ -75,6 +75,6 @@ class PipelineGraph:
         """Return what the program says of an operator; None = the graph does not name it."""
         for node in self.nodes:
             if operator in node.operators:
-                at = node.operators.index(operator)
-                return ProgrammedOperator(node.kinds[at], node.configs[at], node.slides[at])
+                i = node.operators.index(operator)
+                return ProgrammedOperator(node.kinds[i], node.configs[i], node.slides[i])
         return None

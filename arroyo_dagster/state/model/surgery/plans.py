@@ -157,7 +157,7 @@ class EditPlan:
     def changed(self) -> tuple[TableStep, ...]:
         """The tables that change."""
         stays = (TableAction.KEPT, TableAction.DROPPED)
-        return tuple(one for one in self.tables if one.action not in stays)
+        return tuple(step for step in self.tables if step.action not in stays)
 
     @property
     def empty(self) -> bool:
@@ -165,7 +165,7 @@ class EditPlan:
         return (
             not self.creates
             and not self.changed
-            and all(one.before_micros == one.after_micros for one in self.watermarks)
+            and all(mark.before_micros == mark.after_micros for mark in self.watermarks)
         )
 
     @property

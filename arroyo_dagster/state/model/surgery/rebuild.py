@@ -84,12 +84,12 @@ class RebuildPlan:
     @property
     def digest(self) -> str:
         """The identity that an approval refers to: changes with every byte and every doubt."""
-        found = hashlib.blake2b(digest_size=16)
-        found.update(repr((self.paths.root, self.epoch, sorted(self.source.items()))).encode())
-        found.update(repr([(str(at), data) for at, data in self.before.items()]).encode())
-        found.update(repr([(str(at), data) for at, data in self.after.items()]).encode())
-        found.update(repr(self.doubts).encode())
-        return found.hexdigest()
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((self.paths.root, self.epoch, sorted(self.source.items()))).encode())
+        digest.update(repr([(str(path), data) for path, data in self.before.items()]).encode())
+        digest.update(repr([(str(path), data) for path, data in self.after.items()]).encode())
+        digest.update(repr(self.doubts).encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
