@@ -129,8 +129,8 @@ class JobFacts:
 
     def concerns(self, paths: JobPaths) -> bool:
         """Return whether these facts are of the job at `paths`; None matches any pipeline."""
-        same = None in (self.pipeline, paths.pipeline) or self.pipeline == paths.pipeline
-        return self.job == paths.job and same
+        same_pipeline = None in (self.pipeline, paths.pipeline) or self.pipeline == paths.pipeline
+        return self.job == paths.job and same_pipeline
 
 
 class Absence(enum.Enum):
@@ -164,11 +164,11 @@ class Disagreement:
     answers: tuple[tuple[str, object], ...]
 
     def __str__(self) -> str:
-        shown = (
+        answers = (
             f"{value.value if isinstance(value, enum.Enum) else value} ({source})"
             for source, value in self.answers
         )
-        return f"{self.fact}: {' or '.join(shown)}"
+        return f"{self.fact}: {' or '.join(answers)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

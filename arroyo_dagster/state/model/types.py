@@ -544,8 +544,8 @@ def _text(value: object) -> str:
 
 
 def _broken(form: object, expected: str) -> FormatError:
-    shown = repr(form)
+    text = repr(form)
     return FormatError(
         f"not the description of a type: expected {expected}",
-        found=shown if len(shown) <= 200 else shown[:200] + "…",
+        found=text if len(text) <= 200 else text[:200] + "…",
     )

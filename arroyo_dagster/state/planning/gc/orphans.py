@@ -165,8 +165,8 @@ def _may_go(
 
 def _began(head: EpochRoot) -> int:
     """Return when the newest epoch began, by the clock that is behind; 0 if unknown."""
-    took = max(0, head.finish_time_micros - head.start_time_micros)
-    began = (head.oldest_object_micros or 0) - took
+    duration = max(0, head.finish_time_micros - head.start_time_micros)
+    began = (head.oldest_object_micros or 0) - duration
     return max(0, min(began, head.start_time_micros) - MARGIN_MICROS)
 
 

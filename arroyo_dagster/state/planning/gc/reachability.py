@@ -136,13 +136,14 @@ def check_whole(roots: Roots, stays: Iterable[EpochRoot]) -> None:
     Raises:
         ProtocolError: a metadata object is missing.
     """
-    for one in stays:
-        if one.gone:
+    for root in stays:
+        if root.gone:
             raise refuse(
-                f"epoch {one.epoch} is to be kept, but {len(one.gone)} of its objects are missing",
+                f"epoch {root.epoch} is to be kept, but {len(root.gone)} of its objects are "
+                "missing",
                 roots.paths,
-                path=one.gone[0],
-                epoch=one.epoch,
+                path=root.gone[0],
+                epoch=root.epoch,
             )
 
 
@@ -430,7 +431,7 @@ def prove(
 ) -> Proof:
     """Build the proof of which files are referenced."""
     facts = None if answer is None else answer.facts
-    said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+    condition = None if facts is None else f"{facts.condition.value} ({facts.source})"
     return Proof(
         roots=tuple(sorted(roots.read, key=_by_path)),
         epochs=len(roots.epochs),
@@ -439,7 +440,7 @@ def prove(
         head=roots.head.ref if roots.epochs else None,
         worker_generation=roots.worker_generation,
         run_id=None if facts is None else facts.run_id,
-        condition=said,
+        condition=condition,
         listed=listed,
     )
 

@@ -45,10 +45,10 @@ def at_rest(roots: Roots, answer: JobAnswer | None) -> bool:
             roots.paths,
             next_step="wait until it runs or has stopped; nothing was deleted",
         )
-    stored, said = roots.worker_generation, facts.run_id
-    if facts.condition.at_rest and None not in (stored, said) and stored != said:
+    stored, run_id = roots.worker_generation, facts.run_id
+    if facts.condition.at_rest and None not in (stored, run_id) and stored != run_id:
         raise refuse(
-            f"the store knows worker generation {stored}, but {facts.source} reports run {said}",
+            f"the store knows worker generation {stored}, but {facts.source} reports run {run_id}",
             roots.paths,
             next_step="use the API or database of the cluster that runs this job; nothing was "
             "deleted",
@@ -62,10 +62,10 @@ def check_still(paths: JobPaths, before: JobAnswer | None, now: JobAnswer | None
     Raises:
         ConflictError: it changed; the job may have published objects that were not read.
     """
-    was, now_is = (_doing(answer) for answer in (before, now))
-    if was != now_is:
+    status_before, status_now = (_doing(answer) for answer in (before, now))
+    if status_before != status_now:
         raise ConflictError(
-            f"the job changed during the check: {was} is now {now_is}",
+            f"the job changed during the check: {status_before} is now {status_now}",
             job=paths.root,
             retryable=True,
             next_step="run it again; nothing was deleted",

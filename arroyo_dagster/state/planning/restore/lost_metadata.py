@@ -201,14 +201,14 @@ def lost_metadata(
         whole_from: the oldest epoch that no cleanup can have touched.
         kept: epochs that are older than what a cleanup deleted, because they were pinned.
     """
-    has: set[str] = set()
+    present: set[str] = set()
     lost: list[LostObject] = []
     for epoch in reversed(epochs):
         for name in epoch.missing:
-            if name in has or epoch.epoch >= whole_from:
+            if name in present or epoch.epoch >= whole_from:
                 lost.append(LostObject(epoch.epoch, epoch.objects[name], "it is missing"))
         if epoch.epoch not in kept:
-            has.update(epoch.objects.keys() - set(epoch.missing))
+            present.update(epoch.objects.keys() - set(epoch.missing))
     yield from reversed(lost)
 
 

@@ -121,13 +121,13 @@ def parents_kept(
     """
     alone = newest.epoch <= expired_below
     return {
-        one.parent_ref: one.epoch
-        for one in epochs
-        if one.parent_ref is not None
+        epoch.parent_ref: epoch.epoch
+        for epoch in epochs
+        if epoch.parent_ref is not None
         and (
             alone
-            if one.epoch == newest.epoch
-            else one.epoch in pinned and one.parent_ref not in (newest.ref, newest.parent_ref)
+            if epoch.epoch == newest.epoch
+            else epoch.epoch in pinned and epoch.parent_ref not in (newest.ref, newest.parent_ref)
         )
     }
 

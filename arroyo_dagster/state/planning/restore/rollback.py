@@ -57,12 +57,12 @@ class EpochFacts:
     @property
     def restorable(self) -> bool:
         """Whether a rollback may restore it."""
-        shown = (CheckpointState.READY, CheckpointState.ROLLED_BACK)
+        states = (CheckpointState.READY, CheckpointState.ROLLED_BACK)
         checkpoint = self.checkpoint
         return (
             self.owns
             and self.problem is None
-            and self.state in shown
+            and self.state in states
             and checkpoint is not None
             and checkpoint.state is CheckpointState.READY
             and checkpoint.progress is not None
@@ -95,7 +95,7 @@ class RollbackFacts:
 def choices(facts: RollbackFacts) -> list[Epoch]:
     """Return the epochs that a rollback could restore, ascending."""
     return [
-        one.epoch for one in facts.epochs if one.restorable and one.epoch != facts.newest_number
+        fact.epoch for fact in facts.epochs if fact.restorable and fact.epoch != facts.newest_number
     ]
 
 
@@ -273,7 +273,7 @@ def _check_services(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
 def _check_staged_rows(facts: RollbackFacts, offsets: Mapping[str, Any]) -> None:
     """Refuse a pipeline with a source of Spark: staged rows are deleted after they were read."""
     sources = [
-        name for name, one in offsets.items() if isinstance(one, dict) and set(one) == STAGED
+        name for name, value in offsets.items() if isinstance(value, dict) and set(value) == STAGED
     ]
     if sources and facts.kept_records:
         raise ProtocolError(

@@ -54,8 +54,8 @@ class TableColumn:
 
     def same(self, other: TableColumn) -> bool:
         """Return whether both have the same name, type and nullability."""
-        mine = (self.name, bare(self.data_type), self.nullable)
-        return mine == (other.name, bare(other.data_type), other.nullable)
+        own = (self.name, bare(self.data_type), self.nullable)
+        return own == (other.name, bare(other.data_type), other.nullable)
 
 
 _BEHIND = (
@@ -210,8 +210,8 @@ def _same_keys(
         return False
     old_names, new_names = _named(old), _named(new)
     return all(
-        old_names[was] == new_names[now] and old[was].same(new[now])
-        for was, now in zip(earlier, later, strict=True)
+        old_names[i] == new_names[j] and old[i].same(new[j])
+        for i, j in zip(earlier, later, strict=True)
     )
 
 

@@ -212,12 +212,12 @@ def _why_other_table(
     """Return why two tables are not of the same kind, keys and window; None = they are."""
     if theirs.description != ours.description or theirs.generational != ours.generational:
         return f"it is a table {ours.description!r}, and in the source {theirs.description!r}"
-    here, there = ours.schema, theirs.schema
-    for name, now, was in (
-        ("keys", here.key_indices, there.key_indices),
-        ("routing keys", here.routing_key_indices, there.routing_key_indices),
+    schema, source_schema = ours.schema, theirs.schema
+    for name, indices, source_indices in (
+        ("keys", schema.key_indices, source_schema.key_indices),
+        ("routing keys", schema.routing_key_indices, source_schema.routing_key_indices),
     ):
-        own, others = _named(ours, now, renamed), _named(theirs, was, {})
+        own, others = _named(ours, indices, renamed), _named(theirs, source_indices, {})
         if own != others:
             reason = f"its {name} are {_listed(own)}, and in the source {_listed(others)}"
             kinds = [[kind for _, kind in keys or ()] for keys in (own, others)]
@@ -235,8 +235,8 @@ def _why_other_table(
     if other and ours.description not in _OTHER_RETENTION:
         widths = ours.retention_micros / 1e6, theirs.retention_micros / 1e6
         return f"its window is {widths[0]:g} s long, and in the source {widths[1]:g} s"
-    known = ours.description in WINDOWS | _RAW_ROWS | {ACCUMULATORS, BATCHES}
-    if not known and columns_of(theirs) != columns_of(ours):
+    contents_known = ours.description in WINDOWS | _RAW_ROWS | {ACCUMULATORS, BATCHES}
+    if not contents_known and columns_of(theirs) != columns_of(ours):
         return "its columns differ, and what the table holds is not known"
     return None
 

@@ -75,12 +75,12 @@ def explained_files(
     """
     explained: dict[Epoch, frozenset[StatePath]] = {}
     for before, checkpoint in zip([None, *history], history, strict=False):
-        mine = [edit for edit in edits if concerns(edit, checkpoint) and was_applied(edit, digests)]
+        own = [edit for edit in edits if concerns(edit, checkpoint) and was_applied(edit, digests)]
         if before is not None and _took_new_files(checkpoint, before):
             # The job was started from the edited epoch, and then the edit was undone.
-            mine += [edit for edit in edits if concerns(edit, before)]
-        if mine:
-            explained[checkpoint.epoch] = frozenset(path for edit in mine for path in edit.unlisted)
+            own += [edit for edit in edits if concerns(edit, before)]
+        if own:
+            explained[checkpoint.epoch] = frozenset(path for edit in own for path in edit.unlisted)
     return explained
 
 

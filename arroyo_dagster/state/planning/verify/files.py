@@ -238,27 +238,27 @@ def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Fi
     low, high = rows.min_routing_key, rows.max_routing_key
     if low is None or high is None:
         return
-    said = (listed.min_routing_key, listed.max_routing_key)
-    evidence = f"has routing keys {low} to {high}, listed as {said[0]} to {said[1]}"
+    bounds = (listed.min_routing_key, listed.max_routing_key)
+    evidence = f"has routing keys {low} to {high}, listed as {bounds[0]} to {bounds[1]}"
     # Bounds that are too wide only cost time; bounds that are too narrow hide rows from a restore.
-    if low < said[0] or high > said[1]:
+    if low < bounds[0] or high > bounds[1]:
         evidence += ": some subtasks would not open it"
         yield error("routing-keys-outside", path, evidence, REBUILD)
-    elif (low, high) != said:
+    elif (low, high) != bounds:
         yield note("bounds-too-wide", path, f"{evidence}: opened without need", "nothing is lost")
 
 
 def _time_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
-    newest, said = rows.max_timestamp_micros, listed.max_timestamp_micros
+    newest, bound = rows.max_timestamp_micros, listed.max_timestamp_micros
     if rows.min_timestamp_micros is not None and rows.min_timestamp_micros < 0:
         evidence = f"has rows from {rows.min_timestamp_micros} µs, before 1970"
         step = "Arroyo cannot keep such rows; give them another event time"
         yield warning("time-before-1970", path, evidence, step)
-    elif newest is not None and newest > said:
-        evidence = f"has rows up to {newest} µs, listed as up to {said} µs: dropped too early"
+    elif newest is not None and newest > bound:
+        evidence = f"has rows up to {newest} µs, listed as up to {bound} µs: dropped too early"
         yield error("timestamps-outside", path, evidence, REBUILD)
-    elif newest is not None and newest < said:
-        evidence = f"has rows up to {newest} µs, listed as up to {said} µs: kept for too long"
+    elif newest is not None and newest < bound:
+        evidence = f"has rows up to {newest} µs, listed as up to {bound} µs: kept for too long"
         yield note("bounds-too-wide", path, evidence, "nothing is lost")
 
 
@@ -270,9 +270,9 @@ def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Find
         ("rows up to µs", footer.max_timestamp_micros, rows.max_timestamp_micros, 1),
     )
     wrong = [
-        f"{what} {said}, has {has}"
-        for what, said, has, sign in pairs
-        if said is not None and has is not None and sign * has > sign * said
+        f"{what} {stated}, has {actual}"
+        for what, stated, actual, sign in pairs
+        if stated is not None and actual is not None and sign * actual > sign * stated
     ]
     if wrong:
         evidence = f"its footer says {'; '.join(wrong)}"

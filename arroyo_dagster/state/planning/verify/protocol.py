@@ -149,8 +149,8 @@ def _manifest_findings(
     elif isinstance(manifest, Unreadable):
         yield unreadable_finding(ref, manifest, critical=critical)
     elif isinstance(manifest, Manifest):
-        whose = {"worker_generation": record.worker_generation, "epoch": record.epoch}
-        wrong = list(identity_findings(facts.paths, ref, manifest, critical=critical, **whose))
+        identity = {"worker_generation": record.worker_generation, "epoch": record.epoch}
+        wrong = list(identity_findings(facts.paths, ref, manifest, critical=critical, **identity))
         yield from wrong or _link_findings(facts, record, manifest, critical=critical)
         yield from () if wrong else _commit_findings(facts, ref, manifest, critical=critical)
 
