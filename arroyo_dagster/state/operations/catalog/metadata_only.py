@@ -61,9 +61,9 @@ def metadata_only_epochs(
     if not candidates & wanted:
         return {}
     read |= _readable(reader, sorted(candidates))
-    others = {one for one in numbers if one not in pinned and one not in candidates}
+    others = {number for number in numbers if number not in pinned and number not in candidates}
     sizes = stored_sizes(
-        store, {path for one in candidates & read.keys() for path in read[one].paths}
+        store, {path for number in candidates & read.keys() for path in read[number].paths}
     )
     remains = [
         Remains(
@@ -73,8 +73,8 @@ def metadata_only_epochs(
         )
         for epoch, one in read.items()
     ]
-    found = metadata_only(remains, candidates, others)
-    return {epoch: held[epoch] for epoch in sorted(found & wanted)}
+    emptied = metadata_only(remains, candidates, others)
+    return {epoch: held[epoch] for epoch in sorted(emptied & wanted)}
 
 
 def _epoch_of(ref: StatePath) -> Epoch | None:
@@ -89,8 +89,8 @@ def _readable(reader: BackendReader, epochs: Collection[Epoch]) -> dict[Epoch, C
         except (FormatError, NotFoundError):
             return None
 
-    found = zip(epochs, concurrently(load, epochs), strict=True)
-    return {epoch: one for epoch, one in found if one is not None}
+    pairs = zip(epochs, concurrently(load, epochs), strict=True)
+    return {epoch: checkpoint for epoch, checkpoint in pairs if checkpoint is not None}
 
 
 def no_rows_left(paths: JobPaths, epoch: Epoch, held: Mapping[Epoch, Epoch]) -> NotFoundError:
