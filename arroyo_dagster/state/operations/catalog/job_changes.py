@@ -190,18 +190,18 @@ def _epochs_after(
     newest = hint.epoch if manifest.latest_ref and hint is not None else None
     if newest == position.epoch:
         return ()
-    next_ones = _consecutive_after(store, paths, position.epoch, newest)
-    if next_ones and len(next_ones) < _STEPS:
-        return next_ones
+    following = _consecutive_after(store, paths, position.epoch, newest)
+    if following and len(following) < _STEPS:
+        return following
     if hint is None:
-        return _listed_after(store, paths, position.epoch) if started or next_ones else ()
+        return _listed_after(store, paths, position.epoch) if started or following else ()
     if hint.epoch < position.epoch and store.head(paths.epoch_record(position.epoch)) is None:
         return None
     # The reference is written before its record, so the epoch before it counts as well.
     near = [Epoch(hint.epoch - back) for back in (0, 1) if hint.epoch - back > position.epoch]
     if any(store.head(paths.epoch_record(epoch)) is not None for epoch in near):
         return _listed_after(store, paths, position.epoch)
-    return next_ones
+    return following
 
 
 def _consecutive_after(

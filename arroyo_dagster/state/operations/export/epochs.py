@@ -139,8 +139,8 @@ def change_feed(
 
 def _pairs(job: StateJob, first: Epoch, last: Epoch | None) -> Iterator[tuple[Epoch, Epoch]]:
     job.epoch(first)  # raises if it is not there
-    numbers = [one for one in job.epochs() if one >= first and (last is None or one <= last)]
-    yield from itertools.pairwise(numbers)
+    epochs = [epoch for epoch in job.epochs() if epoch >= first and (last is None or epoch <= last)]
+    yield from itertools.pairwise(epochs)
 
 
 def _changes(job: StateJob, operator: str, table: str, before: Epoch, epoch: Epoch) -> EpochChanges:

@@ -514,8 +514,8 @@ def _unreadable(paths: Sequence[StatePath]) -> str | None:
 
 
 METADATA_TABLES = {
-    one.name: one
-    for one in (
+    table.name: table
+    for table in (
         MetadataTable("jobs", JobRow, of_job=_jobs),
         MetadataTable("epochs", JobEpochRow, of_job=_epochs),
         MetadataTable("operators", OperatorRow, of_epoch=_operators),

@@ -183,18 +183,18 @@ def _read(
             variant=find_variant(store, listed.values()),
         )
     reads = {(read.operator, read.table): read for read in plan.reads}
-    wanted = [_to_read(file, reads) for file in listed.values()]
-    count = counter(on_progress, "verified files", len(wanted), ProgressUnit.FILES)
+    to_read = [_to_read(file, reads) for file in listed.values()]
+    count = counter(on_progress, "verified files", len(to_read), ProgressUnit.FILES)
     # A footer takes about the same time whatever the size of its file.
     sizes = stored_sizes(store, listed) if items.distributes and look.level > 1 else {}
     weights = [_FILE_BYTES + sizes.get(path, 0) for path in listed]
     choice = items.choose(
-        "verify files", WorkAmount(files=len(wanted), size_bytes=sum(sizes.values()))
+        "verify files", WorkAmount(files=len(to_read), size_bytes=sum(sizes.values()))
     )
     facts = items.run(
         choice,
         partial(_facts_of, store, look),
-        wanted,
+        to_read,
         weights,
         threads=_READERS if look.level > 1 else _FOOTER_READERS,
         on_items=lambda done: _repeat(count, done),

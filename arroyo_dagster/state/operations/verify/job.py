@@ -102,8 +102,8 @@ def verify_job(
     for _ in range(_ATTEMPTS):
         epochs = ParquetBackend(store, paths).epochs()
         number = chosen_epoch(store, paths, epochs, epoch)
-        if number != epochs[-1] and (held := metadata_only_epochs(store, paths, {number})):
-            return _metadata_only(paths, number, held[number], look)
+        if number != epochs[-1] and (needed_by := metadata_only_epochs(store, paths, {number})):
+            return _metadata_only(paths, number, needed_by[number], look)
         metadata = read_job_metadata(store, paths, epochs, number, settings.history)
         findings = [
             *_records(store, paths, metadata, whole=level == MAX_LEVEL),

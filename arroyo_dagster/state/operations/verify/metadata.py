@@ -218,7 +218,7 @@ def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
     """Read the manifests that the records name, and the markers of those that need a commit."""
     heads = [reader.get(path, EpochRecord) for path in records_of]
     refs = [
-        one.checkpoint_ref for one in heads if one and reader.paths.contains(one.checkpoint_ref)
+        head.checkpoint_ref for head in heads if head and reader.paths.contains(head.checkpoint_ref)
     ]
     reader.read_all(refs, metadata.decode_manifest)
     manifests = [(ref, reader.get(ref, Manifest)) for ref in refs]
