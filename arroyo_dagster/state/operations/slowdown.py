@@ -63,10 +63,10 @@ class CheckpointWatch:
             return self._found
         self._read_at = self._ticks()
         with suppress(ArroyoStateError):  # the watch is a courtesy, and never a failure
-            epochs = [one for one in self._backend.epochs() if one not in self._times]
-            for one in epoch_times(self._backend, epochs[-2 * _EPOCHS :]):
-                self._times[one.epoch] = one
-        recent = sorted(self._times.values(), key=lambda one: one.epoch)[-2 * _EPOCHS :]
+            epochs = [epoch for epoch in self._backend.epochs() if epoch not in self._times]
+            for times in epoch_times(self._backend, epochs[-2 * _EPOCHS :]):
+                self._times[times.epoch] = times
+        recent = sorted(self._times.values(), key=lambda times: times.epoch)[-2 * _EPOCHS :]
         self._found = slowdown_since(recent, self._newest, self._most)
         return self._found
 
@@ -76,16 +76,16 @@ def epoch_times(backend: ParquetBackend, epochs: Iterable[Epoch]) -> list[EpochT
 
     def time_of(epoch: Epoch) -> EpochTime | None:
         try:
-            found = backend.load_checkpoint_metadata(epoch)
+            checkpoint = backend.load_checkpoint_metadata(epoch)
         except (NotFoundError, FormatError):
             return None
         return EpochTime(
             epoch=epoch,
-            start_micros=found.start_time_micros,
-            finish_micros=found.finish_time_micros,
+            start_micros=checkpoint.start_time_micros,
+            finish_micros=checkpoint.finish_time_micros,
         )
 
-    return [one for one in concurrently(time_of, epochs) if one is not None]
+    return [times for times in concurrently(time_of, epochs) if times is not None]
 
 
 def last_slowdown(store: ObjectStore, paths: JobPaths, most: float | None) -> Slowdown | None:
@@ -96,13 +96,13 @@ def last_slowdown(store: ObjectStore, paths: JobPaths, most: float | None) -> Sl
     if most is None:
         return None
     try:
-        found = last_released_lease(store, paths.leases)
-        if found is None or found.renewed_at_micros is None:
+        released = last_released_lease(store, paths.leases)
+        if released is None or released.renewed_at_micros is None:
             return None
-        if found.renewed_at_micros - found.acquired_at_micros < EVERY_SECONDS * 1e6:
+        if released.renewed_at_micros - released.acquired_at_micros < EVERY_SECONDS * 1e6:
             return None
         backend = ParquetBackend(store, paths)
         times = epoch_times(backend, backend.epochs()[-2 * _EPOCHS :])
     except ArroyoStateError:
         return None
-    return slowdown_between(times, found.acquired_at_micros, found.renewed_at_micros, most)
+    return slowdown_between(times, released.acquired_at_micros, released.renewed_at_micros, most)

@@ -42,11 +42,11 @@ def find_abandoned(
     """
     dead: dict[StatePath, tuple[str, str]] = {}
     for job, answer in zip(summaries, answers, strict=True):
-        if job.listed and (found := _why_dead(store, job, answer, answers)) is not None:
-            dead[job.paths.root] = found
+        if job.listed and (proof := _why_dead(store, job, answer, answers)) is not None:
+            dead[job.paths.root] = proof
     others_below = prefixes_without_job(listing.levels, listing.jobs)
-    left = [path for path in others_below if path not in listing.unreadable]
-    count = counter(on_progress, "listed prefixes", len(dead) + len(left), ProgressUnit.PREFIXES)
+    unowned = [path for path in others_below if path not in listing.unreadable]
+    count = counter(on_progress, "listed prefixes", len(dead) + len(unowned), ProgressUnit.PREFIXES)
 
     def judge(path: StatePath) -> AbandonedPrefix | StorageError | None:
         try:
@@ -56,10 +56,10 @@ def find_abandoned(
         finally:
             count()
 
-    judged = list(concurrently(judge, [*dead, *left]))
+    judged = list(concurrently(judge, [*dead, *unowned]))
     return (
-        {one.path: one for one in judged if isinstance(one, AbandonedPrefix)},
-        [one for one in judged if isinstance(one, StorageError)],
+        {prefix.path: prefix for prefix in judged if isinstance(prefix, AbandonedPrefix)},
+        [error for error in judged if isinstance(error, StorageError)],
     )
 
 
@@ -69,7 +69,7 @@ def _why_dead(
     """Return the proof that a job is dead, and the command; None without a source of status."""
     if not answer.answers and answer.facts.condition is not JobCondition.GONE:
         return None
-    others = [one for one in answers if one.paths != job.paths]
+    others = [other for other in answers if other.paths != job.paths]
     managed = job.newest is not None and job.newest.progress is not None
     why = why_abandoned(job.paths, answer, others, managed=managed)
     if why is None:

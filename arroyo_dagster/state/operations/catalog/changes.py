@@ -130,36 +130,36 @@ def poll_fleet(
             and the cursor stays valid.
         StorageError: the root cannot be listed.
     """
-    chosen = options or PollOptions()
-    layout, sweep = chosen.layout, chosen.sweep
+    poll = options or PollOptions()
+    layout, sweep = poll.layout, poll.sweep
     known = {paths: one for paths, one in cursor.positions.items() if _wanted(paths, layout)}
     unread = {paths for paths in cursor.unread if _wanted(paths, layout)}
-    late = _Limits(deadline, clock, chosen.most)
+    late = _Limits(deadline, clock, poll.most)
     # A first import of several polls has just listed every directory.
     importing = bool(unread) and sweep > 1
     names = () if importing else {_first(paths) for paths in (*known, *unread)}
     turn = _turn(names, cursor.listed_to, sweep)
-    found = _find_jobs(store, {*known, *unread}, turn, late)
-    _refuse_an_empty_root(store, known, found)
-    jobs = sorted((paths for paths in found.jobs if _wanted(paths, layout)), key=_root)
+    listed = _find_jobs(store, {*known, *unread}, turn, late)
+    _refuse_an_empty_root(store, known, listed)
+    jobs = sorted((paths for paths in listed.jobs if _wanted(paths, layout)), key=_root)
     order = _from(jobs, cursor.start_from)
 
     def answer(paths: JobPaths) -> JobChanges | Gone | None:
         if late.passed or late.full:
             return None
-        level = found.levels.get(str(paths.checkpoints()))
+        level = listed.levels.get(str(paths.checkpoints()))
         return poll_job(
-            store, paths, known.get(paths), level=level, newest=chosen.newest, reserve=late.reserve
+            store, paths, known.get(paths), level=level, newest=poll.newest, reserve=late.reserve
         )
 
     answers = dict(zip(order, concurrently(answer, order), strict=True))
-    if known and all(isinstance(one, Gone) for one in answers.values()):
+    if known and all(isinstance(result, Gone) for result in answers.values()):
         raise _nothing_left(store, known)
-    changes = _changes(known, found, answers)
+    changes = _changes(known, listed, answers)
     if importing:
         listed_to = cursor.listed_to
     else:
-        listed_to = _listed_to(turn, found.late) if sweep > 1 else None
+        listed_to = _listed_to(turn, listed.late) if sweep > 1 else None
     return replace(changes, cursor=replace(changes.cursor, listed_to=listed_to))
 
 
@@ -215,23 +215,23 @@ def _changes(
     answers: Mapping[JobPaths, JobChanges | Gone | None],
 ) -> FleetChanges:
     reported = [answer for answer in answers.values() if isinstance(answer, JobChanges)]
-    left = [paths for paths, answer in answers.items() if answer is None]
+    unanswered = [paths for paths, answer in answers.items() if answer is None]
     gone = {paths for paths, answer in answers.items() if isinstance(answer, Gone)}
-    positions = {paths: one for paths, one in known.items() if paths not in gone}
+    positions = {paths: position for paths, position in known.items() if paths not in gone}
     positions |= {
         changes.paths: changes.positions for changes in reported if changes.positions is not None
     }
     return FleetChanges(
-        jobs=tuple(one for one in reported if one.checkpoints or one.problems or one.appeared),
+        jobs=tuple(job for job in reported if job.checkpoints or job.problems or job.appeared),
         vanished=tuple(sorted(gone & known.keys(), key=_root)),
-        left=len(left),
-        known=len(positions.keys() | set(left)),
+        left=len(unanswered),
+        known=len(positions.keys() | set(unanswered)),
         problems=tuple(found.problems),
         unlisted=tuple(unlisted(found.levels)),
         cursor=FleetCursor(
             positions=positions,
-            unread=frozenset(left) - positions.keys(),
-            start_from=left[0].root if left else None,
+            unread=frozenset(unanswered) - positions.keys(),
+            start_from=unanswered[0].root if unanswered else None,
         ),
     )
 
@@ -264,17 +264,17 @@ def _find_jobs(
     levels: dict[str, Level] = {"": list_level(store, "")}
     assumed = _assumed(known, set(turn))
     unknown: dict[str, ArroyoStateError | None] = {}
-    while wanted := directories_to_list({**assumed, **dict.fromkeys(unknown, Level()), **levels}):
-        for path, answer in zip(wanted, _list_all(store, wanted, late), strict=True):
+    while prefixes := directories_to_list({**assumed, **dict.fromkeys(unknown, Level()), **levels}):
+        for path, answer in zip(prefixes, _list_all(store, prefixes, late), strict=True):
             if isinstance(answer, Level):
                 levels[path] = answer
             else:
                 unknown[path] = answer
     problems = [error for error in unknown.values() if error is not None]
-    left = {path for path, error in unknown.items() if error is None}
+    skipped = {path for path, error in unknown.items() if error is None}
     new = jobs_in(levels)
     listed = bool(new or unknown) or any(_may_be(paths, levels) for paths in known)
-    return _ListedJobs(known.union(new), listed, levels, left, problems)
+    return _ListedJobs(known.union(new), listed, levels, skipped, problems)
 
 
 def _assumed(known: Iterable[JobPaths], turn: Container[str]) -> dict[str, Level]:
@@ -312,8 +312,8 @@ def _listed_to(turn: Sequence[str], late: Iterable[str]) -> str | None:
 
     One that could not be listed waits for its next turn: otherwise it would stop all others.
     """
-    left = {path.partition("/")[0] for path in late}
-    done = list(itertools.takewhile(lambda name: name not in left, turn))
+    skipped = {path.partition("/")[0] for path in late}
+    done = list(itertools.takewhile(lambda name: name not in skipped, turn))
     return done[-1] if done else None
 
 

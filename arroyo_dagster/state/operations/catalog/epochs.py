@@ -56,13 +56,13 @@ def read_epochs(
         count()
         return answer
 
-    wanted = sorted(epochs)
-    answers = zip(wanted, concurrently(load, wanted), strict=True)
+    numbers = sorted(epochs)
+    answers = zip(numbers, concurrently(load, numbers), strict=True)
     read = {epoch: answer for epoch, answer in answers if answer is not None}
-    held = metadata_only_epochs(store, paths, wanted) if len(wanted) > 1 else {}
+    metadata_only = metadata_only_epochs(store, paths, numbers) if len(numbers) > 1 else {}
     return {
         epoch: _without_files(answer)
-        if epoch in held and isinstance(answer, Checkpoint)
+        if epoch in metadata_only and isinstance(answer, Checkpoint)
         else answer
         for epoch, answer in read.items()
     }
@@ -83,7 +83,7 @@ def _load(
 
 
 def _without_files(checkpoint: Checkpoint) -> Checkpoint:
-    operators = tuple(replace(one, tables={}) for one in checkpoint.operators)
+    operators = tuple(replace(operator, tables={}) for operator in checkpoint.operators)
     return replace(checkpoint, state=CheckpointState.METADATA_ONLY, operators=operators)
 
 
@@ -97,7 +97,7 @@ def read_figures(
     Raises:
         StorageError: the store failed.
     """
-    read = read_epochs(store, paths, [Epoch(one) for one in epochs], readings.on_progress)
+    read = read_epochs(store, paths, [Epoch(number) for number in epochs], readings.on_progress)
     return figures_of(store, read.values(), readings)
 
 
@@ -112,13 +112,13 @@ def figures_of(
     Args:
         known: epochs whose numbers are not asked for; no footer of theirs is read.
     """
-    whole = [
-        one
-        for one in read
-        if isinstance(one, Checkpoint) and one.state is not CheckpointState.METADATA_ONLY
+    checkpoints = [
+        answer
+        for answer in read
+        if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.METADATA_ONLY
     ]
-    wanted = [one for one in whole if one.epoch not in known]
-    listed = {path for checkpoint in wanted for path in checkpoint.paths}
+    new = [checkpoint for checkpoint in checkpoints if checkpoint.epoch not in known]
+    listed = {path for checkpoint in new for path in checkpoint.paths}
     footers = readings.footers.read(store, listed, on_progress=readings.on_progress)
-    before = {one.epoch + 1: frozenset(one.paths) for one in whole}
-    return [epoch_figures(one, before.get(one.epoch), footers) for one in wanted]
+    before = {checkpoint.epoch + 1: frozenset(checkpoint.paths) for checkpoint in checkpoints}
+    return [epoch_figures(checkpoint, before.get(checkpoint.epoch), footers) for checkpoint in new]

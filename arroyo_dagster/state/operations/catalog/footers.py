@@ -130,25 +130,25 @@ class Footers:
             deadline: in seconds by `clock`; None = no deadline.
             on_progress: called after each footer.
         """
-        wanted = list(dict.fromkeys(paths))
-        count = counter(on_progress, "read footers", len(wanted), ProgressUnit.FILES)
+        unique = list(dict.fromkeys(paths))
+        count = counter(on_progress, "read footers", len(unique), ProgressUnit.FILES)
 
         def one(path: StatePath) -> StoredFile | None:
-            known = self._recalled(store.url, path)
-            if known is None and (deadline is None or clock() <= deadline):
-                known = self._kept(store.url, path, read_stored_file(store, path))
+            file = self._recalled(store.url, path)
+            if file is None and (deadline is None or clock() <= deadline):
+                file = self._kept(store.url, path, read_stored_file(store, path))
             count()
-            return known
+            return file
 
-        found = concurrently(one, wanted)
-        return {path: file for path, file in zip(wanted, found, strict=True) if file is not None}
+        files = concurrently(one, unique)
+        return {path: file for path, file in zip(unique, files, strict=True) if file is not None}
 
     def _recalled(self, url: str, path: StatePath) -> StoredFile | None:
         with self._lock:
-            known = self._known.get((url, path))
-            if known is not None:
+            file = self._known.get((url, path))
+            if file is not None:
                 self._known.move_to_end((url, path))
-            return known
+            return file
 
     def _kept(self, url: str, path: StatePath, file: StoredFile | None) -> StoredFile | None:
         if file is not None and file.problem is None:

@@ -113,13 +113,13 @@ def _first_rows(
     expected = file_schema(config)
     with store.open_input(path) as file, decoding(path):
         parquet = open_pages(file)
-        found = parquet.schema_arrow
+        schema = parquet.schema_arrow
         rows = next(parquet.iter_batches(batch_size=_ROWS), None)
-    if found.types != expected.types:
+    if schema.types != expected.types:
         raise FormatError(
             "the columns of a data file do not match its table",
             path=path,
-            found=found.to_string(),
+            found=schema.to_string(),
             expected=expected.to_string(),
             next_step="keep the object; `verify` lists what else is wrong with the epoch",
         )

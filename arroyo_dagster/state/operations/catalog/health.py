@@ -81,8 +81,8 @@ def job_health(
         head: dict[Epoch, Checkpoint | ArroyoStateError]
         head = {} if checkpoint is None else {checkpoint.epoch: checkpoint}
         # The newest epoch that both know says whether the history is of this job.
-        both = sorted({epoch.epoch for epoch in history}.intersection(present))
-        few = {*present[-2:-1], *map(Epoch, both[-1:])} - head.keys()
+        shared = sorted({epoch.epoch for epoch in history}.intersection(present))
+        few = {*present[-2:-1], *map(Epoch, shared[-1:])} - head.keys()
         read = read_epochs(store, paths, few) | head
         own = history_of(history, _finished(read))
         if suffices(own):
@@ -177,10 +177,10 @@ def check_health(
     A job that cannot be judged is a finding, hides no other, and so does a directory that cannot be
     listed; these come last. A job that the budget of a verification does not reach is a finding.
     """
-    chosen = options or HealthOptions()
+    settings = options or HealthOptions()
     now_micros = wall_clock()
-    reports = chosen.on_progress if len(jobs) == 1 else no_progress
-    count = counter(chosen.on_progress, "checked jobs", len(jobs), ProgressUnit.JOBS)
+    reports = settings.on_progress if len(jobs) == 1 else no_progress
+    count = counter(settings.on_progress, "checked jobs", len(jobs), ProgressUnit.JOBS)
 
     def judge(job: tuple[JobPaths, JobAnswer | None]) -> JobHealth:
         paths, answer = job
@@ -190,7 +190,7 @@ def check_health(
                 paths,
                 answer,
                 limits,
-                history=chosen.history.get(paths, ()),
+                history=settings.history.get(paths, ()),
                 now_micros=now_micros,
                 readings=JobReadings(on_progress=reports),
             )
@@ -199,11 +199,11 @@ def check_health(
 
     answers = answers_about(jobs, directory)
     checked = concurrently(judge, list(zip(jobs, answers, strict=True)))
-    if chosen.depth is not None:
-        checked = _with_verified(store, jobs, checked, chosen.depth, chosen.on_progress)
+    if settings.depth is not None:
+        checked = _with_verified(store, jobs, checked, settings.depth, settings.on_progress)
     hidden = [
         unreadable_job(JobAge(job=path), now_micros, error.message)
-        for path, error in chosen.unreadable.items()
+        for path, error in settings.unreadable.items()
     ]
     return [*checked, *hidden]
 
@@ -217,7 +217,7 @@ def _with_verified(
 ) -> list[JobHealth]:
     """Return the health of jobs with what a verification of as many as possible says of them."""
     run = audit_jobs(store, jobs, depth, on_progress=on_progress)
-    verified = {one.job: judge_verified(one) for one in run.done}
+    verified = {audited.job: judge_verified(audited) for audited in run.done}
     now_micros = wall_clock()
 
     def whole(paths: JobPaths, health: JobHealth) -> JobHealth:

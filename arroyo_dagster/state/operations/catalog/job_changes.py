@@ -129,16 +129,16 @@ class _New:
 def _new_legacy(
     store: ObjectStore, paths: JobPaths, position: JobPosition | None, level: Level | None
 ) -> _New | Gone:
-    known = _NO_EPOCH if position is None else position.epoch
+    reached = _NO_EPOCH if position is None else position.epoch
     if level is None:
-        if position is not None and known and _is_newest(store, paths, known):
+        if position is not None and reached and _is_newest(store, paths, reached):
             return _New((), position)
         level = list_level(store, str(paths.checkpoints()))
-    found = map(parse_checkpoint_dir, level.directories)
-    numbers = sorted(number for number in found if number is not None)
-    if position is not None and (not numbers or numbers[-1] < known):
+    parsed = map(parse_checkpoint_dir, level.directories)
+    numbers = sorted(number for number in parsed if number is not None)
+    if position is not None and (not numbers or numbers[-1] < reached):
         # A listing may lag behind; only a read shows that the known epoch is gone.
-        if known and store.head(paths.legacy_metadata(known)) is not None:
+        if reached and store.head(paths.legacy_metadata(reached)) is not None:
             return _New((), position)
         position = None  # a new job uses this name
     if not numbers:
@@ -164,9 +164,9 @@ def _new_protocol(store: ObjectStore, paths: JobPaths, position: JobPosition | N
         return Gone()
     if position is not None and position.worker_generation is not None:
         generation = max(fence, position.worker_generation)
-        found = _epochs_after(store, paths, position, generation)
-        if found is not None:
-            return _New(found, JobPosition(generation, position.epoch))
+        epochs = _epochs_after(store, paths, position, generation)
+        if epochs is not None:
+            return _New(epochs, JobPosition(generation, position.epoch))
     return _New(_listed_after(store, paths, _NO_EPOCH), JobPosition(fence, _NO_EPOCH), first=True)
 
 
@@ -190,18 +190,18 @@ def _epochs_after(
     newest = hint.epoch if manifest.latest_ref and hint is not None else None
     if newest == position.epoch:
         return ()
-    next_ones = _consecutive_after(store, paths, position.epoch, newest)
-    if next_ones and len(next_ones) < _STEPS:
-        return next_ones
+    following = _consecutive_after(store, paths, position.epoch, newest)
+    if following and len(following) < _STEPS:
+        return following
     if hint is None:
-        return _listed_after(store, paths, position.epoch) if started or next_ones else ()
+        return _listed_after(store, paths, position.epoch) if started or following else ()
     if hint.epoch < position.epoch and store.head(paths.epoch_record(position.epoch)) is None:
         return None
     # The reference is written before its record, so the epoch before it counts as well.
     near = [Epoch(hint.epoch - back) for back in (0, 1) if hint.epoch - back > position.epoch]
     if any(store.head(paths.epoch_record(epoch)) is not None for epoch in near):
         return _listed_after(store, paths, position.epoch)
-    return next_ones
+    return following
 
 
 def _consecutive_after(
@@ -212,13 +212,13 @@ def _consecutive_after(
     Args:
         newest: no record after this one exists; None = not known.
     """
-    found: list[Epoch] = []
-    while len(found) < _STEPS and epoch + len(found) != newest:
-        following = Epoch(epoch + len(found) + 1)
+    epochs: list[Epoch] = []
+    while len(epochs) < _STEPS and epoch + len(epochs) != newest:
+        following = Epoch(epoch + len(epochs) + 1)
         if store.head(paths.epoch_record(following)) is None:
             break
-        found.append(following)
-    return tuple(found)
+        epochs.append(following)
+    return tuple(epochs)
 
 
 def _listed_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Epoch, ...]:
@@ -226,8 +226,8 @@ def _listed_after(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> tuple[Ep
     same_length = len(f"{epoch:07}") == len(f"{epoch + _FAR_AHEAD:07}")
     after = paths.epoch_record(epoch) if epoch and same_length else None
     listed = store.list(paths.epochs, start_after=after)
-    found = (parse_epoch_record(info.path.name) for info in listed)
-    return tuple(sorted(number for number in found if number is not None and number > epoch))
+    numbers = (parse_epoch_record(info.path.name) for info in listed)
+    return tuple(sorted(number for number in numbers if number is not None and number > epoch))
 
 
 # ---- its epochs ----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> 
     later = [answer for answer in answers if isinstance(answer, Checkpoint)]
     for epoch, answer in zip(read, answers, strict=True):
         if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.READY:
-            if any(_went_behind(one, epoch) for one in later):
+            if any(_went_behind(checkpoint, epoch) for checkpoint in later):
                 continue  # its commit is never finished
             break  # committing: no later epoch can be ready; the next poll reads it again
         if isinstance(answer, _Vanished):

@@ -192,8 +192,8 @@ def read_assumed(path: str | Path) -> dict[str, object]:
 
 
 def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
-    given = words if isinstance(words, Mapping) else {"condition": words}
-    unknown = [str(key) for key in given if key not in ("condition", "name", "run_id", "epoch")]
+    fields = words if isinstance(words, Mapping) else {"condition": words}
+    unknown = [str(key) for key in fields if key not in ("condition", "name", "run_id", "epoch")]
     if unknown:
         raise InputError(
             f"unknown fields of a job: {', '.join(unknown)}",
@@ -201,9 +201,9 @@ def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
             next_step="use condition, name, run_id or epoch",
         )
     pipeline, _, job = name.rpartition("/")
-    text = given.get("condition")
-    title = given.get("name")
-    epoch = _count(name, "epoch", given.get("epoch"))
+    text = fields.get("condition")
+    title = fields.get("name")
+    epoch = _count(name, "epoch", fields.get("epoch"))
     if not isinstance(title, str | None):
         raise InputError("the name of a pipeline is not a text", job=name, found=repr(title))
     return JobFacts(
@@ -212,16 +212,16 @@ def _assumed_facts(name: str, words: object, source: str) -> JobFacts:
         pipeline=PipelineId(pipeline) if pipeline else None,
         name=title,
         condition=JobCondition.UNKNOWN if text is None else _condition(name, text),
-        run_id=_count(name, "run_id", given.get("run_id")),
+        run_id=_count(name, "run_id", fields.get("run_id")),
         newest_ready_epoch=None if epoch is None else Epoch(epoch),
     )
 
 
 def _condition(job: str, text: object) -> JobCondition:
     if isinstance(text, str):
-        found = _CONDITIONS.get(text.lower(), condition_of(text))
-        if found is not JobCondition.UNKNOWN or text.lower() == found.value:
-            return found
+        condition = _CONDITIONS.get(text.lower(), condition_of(text))
+        if condition is not JobCondition.UNKNOWN or text.lower() == condition.value:
+            return condition
     raise InputError(
         "the status of a job is unknown",
         job=job,

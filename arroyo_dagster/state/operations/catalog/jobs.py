@@ -82,10 +82,10 @@ def list_jobs(
         NotFoundError: the root does not exist.
         InputError: the root is not empty, but contains no job.
     """
-    known = list_levels(store)
-    jobs = jobs_in(known)
-    check_root(known, jobs, store.url)
-    if left_out := unlisted(known):
+    levels = list_levels(store)
+    jobs = jobs_in(levels)
+    check_root(levels, jobs, store.url)
+    if left_out := unlisted(levels):
         on_unlisted(left_out)
     return jobs
 
@@ -106,7 +106,7 @@ class JobListing:
 
     def hides(self, paths: JobPaths) -> bool:
         """Whether a job may lie in a directory that could not be listed."""
-        return any(f"{paths.root}/".startswith(f"{at}/") for at in self.unreadable)
+        return any(f"{paths.root}/".startswith(f"{path}/") for path in self.unreadable)
 
 
 def list_readable_jobs(store: ObjectStore) -> JobListing:
@@ -134,8 +134,8 @@ def list_prefixes(store: ObjectStore) -> JobListing:
 
 def unlisted(levels: Mapping[str, Level]) -> list[str]:
     """Return the directories that may be of jobs and that no store can write, ordered by path."""
-    found = ((path, name) for path, level in levels.items() for name in level.unusable)
-    return sorted(f"{path}/{name}".lstrip("/") for path, name in found)
+    pairs = ((path, name) for path, level in levels.items() for name in level.unusable)
+    return sorted(f"{path}/{name}".lstrip("/") for path, name in pairs)
 
 
 def list_levels(
@@ -160,14 +160,14 @@ def list_levels(
                 raise
             return error
 
-    known: dict[str, Level] = {}
-    while wanted := directories_to_list({**known, **dict.fromkeys(failed or (), Level())}):
-        for path, level in zip(wanted, concurrently(listed, wanted), strict=True):
+    levels: dict[str, Level] = {}
+    while directories := directories_to_list({**levels, **dict.fromkeys(failed or (), Level())}):
+        for path, level in zip(directories, concurrently(listed, directories), strict=True):
             if isinstance(level, Level):
-                known[path] = level
+                levels[path] = level
             elif failed is not None:
                 failed[path] = level
-    return known
+    return levels
 
 
 def list_level(store: ObjectStore, path: str) -> Level:
@@ -242,8 +242,8 @@ def job_is_there(store: ObjectStore, paths: JobPaths) -> bool:
         NotFoundError: the root itself does not exist.
     """
     legacy = paths.layout is Layout.LEGACY
-    at = str(paths.checkpoints()) if legacy else str(paths.root)
-    return paths in jobs_in({at: list_level(store, at)})
+    directory = str(paths.checkpoints()) if legacy else str(paths.root)
+    return paths in jobs_in({directory: list_level(store, directory)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,9 +299,9 @@ def summarise_listing(
     count = counter(on_progress, "read jobs", len(listing.jobs), ProgressUnit.JOBS)
 
     def summarise(paths: JobPaths) -> JobSummary:
-        found = summarise_job(store, paths)
+        summary = summarise_job(store, paths)
         count()
-        return found
+        return summary
 
     summaries = [*concurrently(summarise, listing.jobs), *unreadable_jobs(listing)]
     return sorted(summaries, key=lambda job: job.paths.root)
@@ -414,48 +414,48 @@ def list_epochs(
         on_progress: called after each visible epoch, by any thread, by one at a time.
     """
     epochs = BackendReader(store, paths).epochs()
-    shown = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
+    returned = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
     # One more than returned, to determine the new files of the oldest returned epoch.
-    wanted = epochs[max(0, len(epochs) - len(shown) - 1) :]
-    count = counter(on_progress, "read epochs", len(wanted), ProgressUnit.EPOCHS)
+    numbers = epochs[max(0, len(epochs) - len(returned) - 1) :]
+    count = counter(on_progress, "read epochs", len(numbers), ProgressUnit.EPOCHS)
 
     def load(epoch: Epoch) -> _Loaded:
-        one = _loaded(store, paths, epoch)
+        entry = _loaded(store, paths, epoch)
         count()
-        return one
+        return entry
 
-    found = concurrently(load, wanted)
-    loaded = [one for one in found if not one.vanished]
-    rest = _unfinished(store, paths, [one for one in loaded if one.epoch in shown])
-    if len(shown) == len(epochs):
+    entries = concurrently(load, numbers)
+    loaded = [entry for entry in entries if not entry.vanished]
+    rest = _unfinished(store, paths, [entry for entry in loaded if entry.epoch in returned])
+    if len(returned) == len(epochs):
         rest += _without_record(store, paths, loaded)
-    checkpoints = [one.checkpoint for one in (*loaded, *rest) if one.checkpoint is not None]
+    checkpoints = [entry.checkpoint for entry in (*loaded, *rest) if entry.checkpoint is not None]
     sizes = stored_sizes(store, {path for checkpoint in checkpoints for path in checkpoint.paths})
-    by_number: dict[Epoch | None, _Loaded] = {one.epoch: one for one in loaded}
+    by_number: dict[Epoch | None, _Loaded] = {entry.epoch: entry for entry in loaded}
     before: dict[Epoch, _Loaded] = {
         later.epoch: earlier for earlier, later in itertools.pairwise(loaded)
     }
-    left = _rolled_back(loaded)
+    abandoned = _rolled_back(loaded)
     before |= {
-        one.epoch: by_number[to]
-        for one in loaded
-        if one.checkpoint and (to := one.checkpoint.rolled_back_to) in by_number
+        entry.epoch: by_number[to]
+        for entry in loaded
+        if entry.checkpoint and (to := entry.checkpoint.rolled_back_to) in by_number
     }
-    known = [one for one in loaded if one.epoch not in left]
-    states = dict.fromkeys(_collected(known, sizes), CheckpointState.PARTIALLY_COLLECTED)
+    lineage = [entry for entry in loaded if entry.epoch not in abandoned]
+    states = dict.fromkeys(_collected(lineage, sizes), CheckpointState.PARTIALLY_COLLECTED)
     incomplete = {
         one.epoch for one in loaded if one.checkpoint and set(one.checkpoint.paths) - sizes.keys()
     }
     if incomplete:
-        held = metadata_only_epochs(store, paths, incomplete)
-        states |= dict.fromkeys(held, CheckpointState.METADATA_ONLY)
-    states |= dict.fromkeys(left, CheckpointState.ROLLED_BACK)
+        metadata_only = metadata_only_epochs(store, paths, incomplete)
+        states |= dict.fromkeys(metadata_only, CheckpointState.METADATA_ONLY)
+    states |= dict.fromkeys(abandoned, CheckpointState.ROLLED_BACK)
     summaries = [
-        _summary(paths, one, sizes, before.get(one.epoch), states)
-        for one in (*loaded, *rest)
-        if one.epoch in shown or one in rest
+        _summary(paths, entry, sizes, before.get(entry.epoch), states)
+        for entry in (*loaded, *rest)
+        if entry.epoch in returned or entry in rest
     ]
-    return sorted(summaries, key=lambda one: (one.epoch, one.worker_generation or 0))
+    return sorted(summaries, key=lambda summary: (summary.epoch, summary.worker_generation or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,36 +512,36 @@ def _rolled_back(loaded: Sequence[_Loaded]) -> frozenset[Epoch]:
     if not loaded:
         return frozenset()
     restored = {
-        one.epoch: to
-        for one in loaded
-        if one.checkpoint and (to := one.checkpoint.rolled_back_to) is not None
+        entry.epoch: to
+        for entry in loaded
+        if entry.checkpoint and (to := entry.checkpoint.rolled_back_to) is not None
     }
-    return rolled_back(loaded[-1].epoch, (one.epoch for one in loaded), restored)
+    return rolled_back(loaded[-1].epoch, (entry.epoch for entry in loaded), restored)
 
 
 def _collected(loaded: Sequence[_Loaded], sizes: Mapping[StatePath, int]) -> frozenset[Epoch]:
     """Return the epochs that an expiry has removed in part."""
-    known = [(one.checkpoint, one.lost) for one in loaded if one.checkpoint is not None]
-    if not known:
+    readable = [(entry.checkpoint, entry.lost) for entry in loaded if entry.checkpoint is not None]
+    if not readable:
         return frozenset()
-    newest = known[-1][0]
+    newest = readable[-1][0]
     remains = [
         Remains(
             epoch=checkpoint.epoch,
             listed=frozenset(checkpoint.paths),
             lost=frozenset((*(p for p in checkpoint.paths if p not in sizes), *lost)),
         )
-        for checkpoint, lost in known
+        for checkpoint, lost in readable
     ]
     return partially_collected(remains, newest)
 
 
 def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) -> list[_Loaded]:
-    unreadable = {one.epoch for one in owners if one.checkpoint is None}
+    unreadable = {owner.epoch for owner in owners if owner.checkpoint is None}
     owning = [Attempt(one.epoch, one.generation) for one in owners if one.checkpoint is not None]
     if paths.layout is Layout.LEGACY:
         # An older directory without metadata holds only files that newer epochs list.
-        newest = max((one.epoch for one in owners), default=Epoch(0))
+        newest = max((owner.epoch for owner in owners), default=Epoch(0))
         epochs = BackendReader(store, paths).checkpoint_dirs()
         return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
     generations = BackendReader(store, paths).generation_dirs()
@@ -606,8 +606,8 @@ def _summary(
     if checkpoint is not None and one.state is not None and one.state.canonical:
         earlier = before.checkpoint if before is not None else None
         if earlier is not None or checkpoint.epoch == 1:
-            known = set(earlier.paths) if earlier is not None else set()
-            new = [path for path in listed if path not in known]
+            earlier_paths = set(earlier.paths) if earlier is not None else set()
+            new = [path for path in listed if path not in earlier_paths]
     return EpochSummary(
         epoch=one.epoch,
         worker_generation=one.generation,

@@ -76,9 +76,9 @@ def list_leases(
     store: ObjectStore, jobs: Iterable[JobPaths], kinds: Iterable[str] = KINDS
 ) -> list[JobLease]:
     """Return the newest lease of each kind on each job, if there ever was one. Reads only."""
-    wanted = [(paths, kind) for paths in jobs for kind in kinds]
-    found = concurrently(lambda one: _newest(store, *one), wanted)
-    return [one for one in found if one is not None]
+    pairs = [(paths, kind) for paths in jobs for kind in kinds]
+    leases = concurrently(lambda pair: _newest(store, *pair), pairs)
+    return [job_lease for job_lease in leases if job_lease is not None]
 
 
 def _newest(store: ObjectStore, paths: JobPaths, kind: str) -> JobLease | None:
@@ -115,10 +115,10 @@ def break_lease(
     if kind != "writer":
         check_job_maintained(store, paths)
     directory = lease_directory(paths, kind)
-    found = _newest(store, paths, kind)
-    if found is not None and isinstance(found.problem, StorageError):
-        raise found.problem
-    renewed = None if found is None or found.record is None else found.record.renewed_at_micros
+    newest = _newest(store, paths, kind)
+    if newest is not None and isinstance(newest.problem, StorageError):
+        raise newest.problem
+    renewed = None if newest is None or newest.record is None else newest.record.renewed_at_micros
     now = store_time(store, directory)
     with lease(store, paths, owner, LeaseOptions(directory=directory, take_over=True, clock=clock)):
         sleep(IN_FLIGHT_GRACE_SECONDS)

@@ -47,23 +47,23 @@ def metadata_only_epochs(
     pinned = pins.ever_pinned
     if not pinned and not pins.expired_below:
         return {}
-    numbers = reader.epochs()
-    if not pinned and (not numbers or numbers[-1] > pins.expired_below):
+    epochs = reader.epochs()
+    if not pinned and (not epochs or epochs[-1] > pins.expired_below):
         return {}
-    wanted = set(numbers if wanted is None else wanted)
-    read = _readable(reader, [one for one in numbers if one in pinned or one == numbers[-1]])
-    newest = read.get(numbers[-1]) if numbers else None
+    wanted = set(epochs if wanted is None else wanted)
+    read = _readable(reader, [epoch for epoch in epochs if epoch in pinned or epoch == epochs[-1]])
+    newest = read.get(epochs[-1]) if epochs else None
     if newest is None:
         return {}
     parents = parents_kept(read.values(), pinned, newest, pins.expired_below)
     held = {epoch: by for ref, by in parents.items() if (epoch := _epoch_of(ref)) is not None}
-    candidates = held.keys() & set(numbers) - pinned
+    candidates = held.keys() & set(epochs) - pinned
     if not candidates & wanted:
         return {}
     read |= _readable(reader, sorted(candidates))
-    others = {one for one in numbers if one not in pinned and one not in candidates}
+    others = {epoch for epoch in epochs if epoch not in pinned and epoch not in candidates}
     sizes = stored_sizes(
-        store, {path for one in candidates & read.keys() for path in read[one].paths}
+        store, {path for epoch in candidates & read.keys() for path in read[epoch].paths}
     )
     remains = [
         Remains(
@@ -73,8 +73,8 @@ def metadata_only_epochs(
         )
         for epoch, one in read.items()
     ]
-    found = metadata_only(remains, candidates, others)
-    return {epoch: held[epoch] for epoch in sorted(found & wanted)}
+    emptied = metadata_only(remains, candidates, others)
+    return {epoch: held[epoch] for epoch in sorted(emptied & wanted)}
 
 
 def _epoch_of(ref: StatePath) -> Epoch | None:
@@ -89,8 +89,8 @@ def _readable(reader: BackendReader, epochs: Collection[Epoch]) -> dict[Epoch, C
         except (FormatError, NotFoundError):
             return None
 
-    found = zip(epochs, concurrently(load, epochs), strict=True)
-    return {epoch: one for epoch, one in found if one is not None}
+    pairs = zip(epochs, concurrently(load, epochs), strict=True)
+    return {epoch: checkpoint for epoch, checkpoint in pairs if checkpoint is not None}
 
 
 def no_rows_left(paths: JobPaths, epoch: Epoch, held: Mapping[Epoch, Epoch]) -> NotFoundError:

@@ -105,11 +105,11 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
         FormatError: an object of the epoch is missing or does not decode.
     """
     epochs = BackendReader(store, paths).epochs()
-    wanted = chosen_epoch(store, paths, epochs, epoch)
-    found = read_epoch(store, paths, wanted)
-    if wanted != epochs[-1] and (held := metadata_only_epochs(store, paths, {wanted})):
-        raise no_rows_left(paths, wanted, held)
-    return found
+    number = chosen_epoch(store, paths, epochs, epoch)
+    checkpoint = read_epoch(store, paths, number)
+    if number != epochs[-1] and (needed_by := metadata_only_epochs(store, paths, {number})):
+        raise no_rows_left(paths, number, needed_by)
+    return checkpoint
 
 
 def read_epoch(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint:
@@ -133,17 +133,17 @@ def chosen_epoch(
     Raises:
         NotFoundError: no such epoch, or none at all; lists the existing epochs.
     """
-    wanted = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
-    if wanted is None or wanted not in epochs:
+    number = Epoch(epoch) if epoch is not None else (epochs[-1] if epochs else None)
+    if number is None or number not in epochs:
         raise NotFoundError(
-            "the job has no visible epoch" if wanted is None else "there is no such epoch",
+            "the job has no visible epoch" if number is None else "there is no such epoch",
             job=paths.root,
-            epoch=wanted,
+            epoch=number,
             epochs=_ranges(epochs),
             url=store.url,
             next_step="choose an existing epoch, or wait for it to be written",
         )
-    return wanted
+    return number
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -178,10 +178,10 @@ def describe_epoch(
     checkpoint = load_epoch(store, paths, epoch)
     listed = list(dict.fromkeys(checkpoint.paths))
     try:
-        found = concurrently(lambda path: _file_facts(store, path), listed)
+        measured = concurrently(lambda path: _file_facts(store, path), listed)
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
-    facts = dict(zip(listed, found, strict=True))
+    facts = dict(zip(listed, measured, strict=True))
     operators = tuple(
         OperatorSummary(
             operator=operator.operator,
@@ -216,12 +216,12 @@ def _table_summary(
     from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 
     config = operator.configs.get(name)
-    known = None if config is None else default_catalogue().owner_of(operator.operator, config)
+    owner = None if config is None else default_catalogue().owner_of(operator.operator, config)
     return TableSummary(
         table=name,
         kind=files.kind,
         description="" if config is None else config.config.description,
-        owner=known,
+        owner=owner,
         files=len(files.paths),
         rows=sum(facts[path][0] for path in files.paths),
         size_bytes=sum(facts[path][1] for path in files.paths),
@@ -298,36 +298,36 @@ def read_rows(
         NotFoundError: no such epoch, operator or table; lists the existing ones.
         FormatError: a data file is missing or broken.
     """
-    chosen = options or ReadOptions()
-    checkpoint = load_epoch(store, paths, chosen.epoch)
-    found, config, files = find_table(checkpoint, operator, table)
+    settings = options or ReadOptions()
+    checkpoint = load_epoch(store, paths, settings.epoch)
+    state, config, files = find_table(checkpoint, operator, table)
     from arroyo_dagster.state.codec.plain import plain_rows
     from arroyo_dagster.state.tables.known.catalogue import default_catalogue
     from arroyo_dagster.state.tables.restoring import restored_rows
 
-    if chosen.on_progress is not no_progress:
-        store = CountedReads(store, files.paths, chosen.on_progress, "opened files")
-    catalogue, limit = chosen.catalogue or default_catalogue(), chosen.limit
-    mask = chosen.private.table(paths, found.operator, config.table)
+    if settings.on_progress is not no_progress:
+        store = CountedReads(store, files.paths, settings.on_progress, "opened files")
+    catalogue, limit = settings.catalogue or default_catalogue(), settings.limit
+    mask = settings.private.table(paths, state.operator, config.table)
     try:
         if isinstance(files, GlobalKeyedFiles):
-            entries = _EntryReader(store, catalogue, found, config.table, limit, mask)
+            entries = _EntryReader(store, catalogue, state, config.table, limit, mask)
             return replace(entries.read(checkpoint.epoch), masked=mask.masked)
         managed = checkpoint.progress is not None
-        held = restored_rows(
-            store, found, config.table, managed=managed, history=chosen.history, limit=limit
+        restored = restored_rows(
+            store, state, config.table, managed=managed, history=settings.history, limit=limit
         )
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
-    keys = _key_names(config, held.rows)
-    rows = tuple(mask.row(row, keys) for row in plain_rows(held.rows))
+    keys = _key_names(config, restored.rows)
+    rows = tuple(mask.row(row, keys) for row in plain_rows(restored.rows))
     return TableRows(
         epoch=checkpoint.epoch,
         rows=rows,
-        count=held.count,
-        known=catalogue.describe(found.operator, config),
-        problem=_damaged_rows(held.rows, mask)
-        or (None if held.upstream is None else _LESS_UPSTREAM),
+        count=restored.count,
+        known=catalogue.describe(state.operator, config),
+        problem=_damaged_rows(restored.rows, mask)
+        or (None if restored.upstream is None else _LESS_UPSTREAM),
         masked=mask.masked,
     )
 
@@ -386,19 +386,19 @@ class _EntryReader:
         assert isinstance(files, GlobalKeyedFiles)
         if self.limit is None:
             entries = GlobalKeyedTable(config, self.store).load_with_version(files.files)
-            held = Entries(len(entries), entries)
+            loaded = Entries(len(entries), entries)
         else:
-            held = first_entries(self.store, files.files, max(self.limit, _REPORT_ROWS))
-        form = self.catalogue.form_of(self.operator.operator, config, held.first)
-        shown = list(itertools.islice(held.first.items(), self.limit))
+            loaded = first_entries(self.store, files.files, max(self.limit, _REPORT_ROWS))
+        form = self.catalogue.form_of(self.operator.operator, config, loaded.first)
+        pairs = list(itertools.islice(loaded.first.items(), self.limit))
         damaged: list[str] = []
-        rows = [self._entry(form, key, value, damaged) for key, (_, value) in shown]
+        rows = [self._entry(form, key, value, damaged) for key, (_, value) in pairs]
         return TableRows(
             epoch=epoch,
             rows=tuple(rows),
-            count=held.count,
+            count=loaded.count,
             known=form.known,
-            problem=_damage(damaged, len(shown)) or (form.problem if held.count else None),
+            problem=_damage(damaged, len(pairs)) or (form.problem if loaded.count else None),
             commit_data={
                 subtask: self._commit_data(config, data)
                 for subtask, data in sorted(files.commit_data_by_subtask.items())

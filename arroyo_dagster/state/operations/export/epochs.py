@@ -38,11 +38,11 @@ def export_epochs(
     for number in epochs:
         epoch = job.epoch(number)
         unit = unit_of(epoch, operator, table)
-        found = target.exported(unit)
-        if found is None:
-            at = epoch.table(operator, table)
-            found = target.write(unit, _all_rows(at), at.schema)
-        yield found
+        exported = target.exported(unit)
+        if exported is None:
+            epoch_table = epoch.table(operator, table)
+            exported = target.write(unit, _all_rows(epoch_table), epoch_table.schema)
+        yield exported
 
 
 def unit_of(epoch: StateEpoch, operator: str, table: str, *, changes: bool = False) -> ExportUnit:
@@ -79,8 +79,8 @@ def export_changes(
     newest: Epoch | None = None
     for before, number in _pairs(job, first, last):
         unit = unit_of(job.epoch(number), operator, table, changes=True)
-        found = target.exported(unit)
-        if found is None:
+        exported = target.exported(unit)
+        if exported is None:
             newest = newest or target.newest(unit.source)
             changes = _changes(job, operator, table, before, number).diff.changes
             check_names(
@@ -93,9 +93,9 @@ def export_changes(
             empty = newest is not None and number <= newest and not changes.num_rows
             if newest not in (None, before) and not empty:
                 raise _gap(unit.source, before, number, newest)
-            found = target.write(unit, [changes], changes.schema)
+            exported = target.write(unit, [changes], changes.schema)
             newest = number if newest is None else max(newest, number)
-        yield found
+        yield exported
 
 
 def _gap(source: str, before: Epoch, epoch: Epoch, newest: Epoch | None) -> ConflictError:
@@ -139,8 +139,8 @@ def change_feed(
 
 def _pairs(job: StateJob, first: Epoch, last: Epoch | None) -> Iterator[tuple[Epoch, Epoch]]:
     job.epoch(first)  # raises if it is not there
-    numbers = [one for one in job.epochs() if one >= first and (last is None or one <= last)]
-    yield from itertools.pairwise(numbers)
+    epochs = [epoch for epoch in job.epochs() if epoch >= first and (last is None or epoch <= last)]
+    yield from itertools.pairwise(epochs)
 
 
 def _changes(job: StateJob, operator: str, table: str, before: Epoch, epoch: Epoch) -> EpochChanges:

@@ -120,10 +120,10 @@ class LakeTarget(ExportTarget):
         """Write the files of an epoch, then add them in one commit; see `ExportTarget.write`."""
         columns = self._columns(schema)
         table = self.lake.open()
-        known = [] if table is None else table.columns.names
-        self.lake.check_names(list(dict.fromkeys([*known, *columns.names])))
+        names = [] if table is None else table.columns.names
+        self.lake.check_names(list(dict.fromkeys([*names, *columns.names])))
         if table is None:
-            nullable = [one.with_nullable(True) for one in columns]
+            nullable = [column.with_nullable(True) for column in columns]
             epoch = pa.field(self.epoch_column, pa.int64())
             table = self.lake.create(
                 pa.schema([epoch, *nullable]), [self.epoch_column], {SOURCE: unit.source}
@@ -145,7 +145,7 @@ class LakeTarget(ExportTarget):
     def _of_rows(self, table: OpenTable) -> pa.Schema:
         """Return the columns of a table but the epoch, in the types of table formats."""
         return TABLE_TYPES.schema_of(
-            pa.schema([one for one in table.columns if one.name != self.epoch_column])
+            pa.schema([column for column in table.columns if column.name != self.epoch_column])
         )
 
     def _write_files(
@@ -156,8 +156,8 @@ class LakeTarget(ExportTarget):
         attempt = uuid.uuid4().hex[:16]
         files: list[AddedFile] = []
         kept = self._file_columns(columns)
-        widened = (one.cast(columns) for one in rows)
-        full = (self._file_rows(one, unit, kept) for one in widened)
+        widened = (part.cast(columns) for part in rows)
+        full = (self._file_rows(part, unit, kept) for part in widened)
         for count, data in parts(full, kept, empty=False):
             name = f"{self.epoch_column}={unit.epoch}/part-{len(files):05}-{attempt}.parquet"
             store.put(StatePath(name), data)
@@ -192,13 +192,13 @@ class LakeTarget(ExportTarget):
             table = self.lake.open()
             if table is None:
                 raise ConflictError("the table was removed meanwhile", table=self.lake.name)
-            found = self._exported(table, unit)
-            if found is not None:
-                return found  # another process was faster; its commit has the same rows
+            exported = self._exported(table, unit)
+            if exported is not None:
+                return exported  # another process was faster; its commit has the same rows
             token, changed = self._token(table, unit)
-            known = self._of_rows(table)
-            _fitted(columns, known, self.lake.name)
-            added = [one.with_nullable(True) for one in columns if one.name not in known.names]
+            present = self._of_rows(table)
+            _fitted(columns, present, self.lake.name)
+            added = [col.with_nullable(True) for col in columns if col.name not in present.names]
             try:
                 if files or changed:
                     table.append(files, token, int(unit.epoch), added)
@@ -292,25 +292,25 @@ def _fitted(rows: pa.Schema, table: pa.Schema, name: str) -> pa.Schema:
         InputError: a column has another type in the table, which does not hold its values; or the
             table requires a column that the rows do not have.
     """
-    for one in table:
-        if not one.nullable and one.name not in rows.names:
+    for column in table:
+        if not column.nullable and column.name not in rows.names:
             raise InputError(
-                f"{one.name} is required in the table, and not in this epoch",
+                f"{column.name} is required in the table, and not in this epoch",
                 table=name,
-                column=one.name,
+                column=column.name,
                 next_step="export the epochs from this one on to another table",
             )
     fitted = []
-    for one in rows:
-        at = table.get_field_index(one.name)
-        kind = one.type if at < 0 else table.field(at).type
-        if kind != one.type and kind not in _WIDER.get(one.type, ()):
+    for column in rows:
+        index = table.get_field_index(column.name)
+        kind = column.type if index < 0 else table.field(index).type
+        if kind != column.type and kind not in _WIDER.get(column.type, ()):
             raise InputError(
-                f"the type of a column has changed: {one.name} is {one.type} in this epoch, {kind} "
-                "in the table",
+                f"the type of a column has changed: {column.name} is {column.type} in this epoch, "
+                f"{kind} in the table",
                 table=name,
-                column=one.name,
+                column=column.name,
                 next_step="export the epochs from this one on to another table",
             )
-        fitted.append(pa.field(one.name, kind))
+        fitted.append(pa.field(column.name, kind))
     return pa.schema(fitted)

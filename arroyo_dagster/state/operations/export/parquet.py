@@ -73,11 +73,11 @@ class ParquetTarget(ExportTarget):
             folders = self.store.list_dir().prefixes
         except NotFoundError:
             return None
-        numbers = sorted(parse_number(one.removeprefix(f"{PARTITION}=")) or 0 for one in folders)
+        numbers = sorted(parse_number(name.removeprefix(f"{PARTITION}=")) or 0 for name in folders)
         complete = (
-            Epoch(one)
-            for one in reversed(numbers)
-            if one and self.store.head(_folder(Epoch(one)) / SUCCESS) is not None
+            Epoch(number)
+            for number in reversed(numbers)
+            if number and self.store.head(_folder(Epoch(number)) / SUCCESS) is not None
         )
         return next(complete, None)
 

@@ -68,8 +68,8 @@ def run_export(export: TableExport, job: StateJob) -> Iterator[ExportedEpoch]:
         if numbers:
             yield from export_changes(job, export.operator, export.table, target, numbers[0])
         return
-    chosen = numbers if export.epochs == EVERY else numbers[-1:]
-    yield from export_epochs(job, export.operator, export.table, target, chosen)
+    epochs = numbers if export.epochs == EVERY else numbers[-1:]
+    yield from export_epochs(job, export.operator, export.table, target, epochs)
 
 
 def export_is_due(export: TableExport, job: StateJob) -> bool:

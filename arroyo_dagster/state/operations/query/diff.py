@@ -93,8 +93,8 @@ def diff_epochs(
         InputError: the columns of a table differ.
         FormatError: a file is broken.
     """
-    earlier = {(one.name.operator, one.name.table): one for one in before.tables()}
-    later = {(one.name.operator, one.name.table): one for one in after.tables()}
+    earlier = {(entry.name.operator, entry.name.table): entry for entry in before.tables()}
+    later = {(entry.name.operator, entry.name.table): entry for entry in after.tables()}
     names = [
         name
         for name in dict.fromkeys([*later, *earlier])
@@ -112,8 +112,8 @@ def diff_tables(before: EpochTable | None, after: EpochTable | None) -> TableDif
         InputError: their columns differ, or both are None.
         NotFoundError, FormatError: as reading them.
     """
-    one = after or before
-    if one is None:
+    table = after or before
+    if table is None:
         raise InputError("there is no table to compare")
     if before is None or after is None:
         return _compared(before, after, _rows(before, None), _rows(after, None), skipped=0)
@@ -164,13 +164,13 @@ def _changed_keys(
     Args:
         same: as of `_same_files`.
     """
-    scans = [one.scan for one in (before, after) if isinstance(one.scan, ExpiringScan)]
+    scans = [table.scan for table in (before, after) if isinstance(table.scan, ExpiringScan)]
     shared = frozenset(before.scan.paths) & frozenset(after.scan.paths)
-    isolated = len(scans) == 2 and all(one.divisible_by_key_set for one in scans)
+    isolated = len(scans) == 2 and all(scan.divisible_by_key_set for scan in scans)
     if not shared or not isolated or before.store.url != after.store.url:
         return None
-    hashes = [found for one in scans for found in one.key_hashes_in({*one.paths} - shared)]
-    cutoffs = [one.cutoff_micros for one in scans]
+    hashes = [part for scan in scans for part in scan.key_hashes_in({*scan.paths} - shared)]
+    cutoffs = [scan.cutoff_micros for scan in scans]
     if cutoffs[0] != cutoffs[1]:
         hashes += scans[1].key_hashes_in(shared - same, max(cutoffs))
     return KeySet(hashes)
@@ -188,7 +188,7 @@ def _same_files(before: EpochTable, after: EpochTable) -> frozenset[StatePath]:
     oldest = concurrently(lambda path: _oldest_nanos(after, path), listed)
     limit = max(cutoffs) * NANOS_PER_MICRO
     return frozenset(
-        path for path, at in zip(listed, oldest, strict=True) if at is not None and at >= limit
+        path for path, ns in zip(listed, oldest, strict=True) if ns is not None and ns >= limit
     )
 
 
@@ -216,14 +216,14 @@ def _compared(
     *,
     skipped: int,
 ) -> TableDiff:
-    one = after or before
-    assert one is not None
-    schema = one.schema
+    table = after or before
+    assert table is not None
+    schema = table.schema
     parts = [schema.empty_table() if rows is None else rows for rows in (old, new)]
-    keys = _unique_key(one)
-    was, now = parts
-    changes = _by_key(was, now, keys) if keys else _as_multisets(was, now)
-    found = pa.concat_tables(
+    keys = _unique_key(table)
+    earlier, later = parts
+    changes = _by_key(earlier, later, keys) if keys else _as_multisets(earlier, later)
+    combined = pa.concat_tables(
         [
             schema.empty_table().append_column(CHANGE, pa.array([], pa.string())),
             *(
@@ -234,12 +234,12 @@ def _compared(
         ]
     )
     return TableDiff(
-        operator=one.name.operator or "",
-        table=one.name.table,
-        changes=found,
-        key_columns=one.key_columns,
+        operator=table.name.operator or "",
+        table=table.name.table,
+        changes=combined,
+        key_columns=table.key_columns,
         skipped_files=skipped,
-        by_subtask=_by_subtask(one, found),
+        by_subtask=_by_subtask(table, combined),
     )
 
 
@@ -247,7 +247,7 @@ def _by_subtask(table: EpochTable, changes: pa.Table) -> tuple[int, ...]:
     scan = table.scan
     if not isinstance(scan, ExpiringScan) or not scan.routing_columns or table.mask:
         return ()
-    columns = [changes.column(at) for at in scan.routing_columns]
+    columns = [changes.column(index) for index in scan.routing_columns]
     try:
         hashes = key_hashes(columns, changes.num_rows, variant=scan.variant)
     except InputError:
@@ -269,17 +269,17 @@ def _by_key(old: pa.Table, new: pa.Table, keys: Sequence[str]) -> list[tuple[Cha
     rows = old.num_rows
     places = np.full(int(of_key.max(initial=-1)) + 1, -1)
     places[of_key[:rows]] = np.arange(rows)
-    was = places[of_key[rows:]]  # for each new row the old one of its key, or -1
-    both = was >= 0
-    changed = both.copy()
-    changed[both] = of_row[rows:][both] != of_row[was[both]]
+    partners = places[of_key[rows:]]  # for each new row the old one of its key, or -1
+    matched = partners >= 0
+    changed = matched.copy()
+    changed[matched] = of_row[rows:][matched] != of_row[partners[matched]]
     kept = np.zeros(rows, bool)
-    kept[was[both]] = True
+    kept[partners[matched]] = True
     return [
         (Change.REMOVED, _take(old, ~kept)),
-        (Change.UPDATED_FROM, old.take(pa.array(was[changed]))),
+        (Change.UPDATED_FROM, old.take(pa.array(partners[changed]))),
         (Change.UPDATED_TO, _take(new, changed)),
-        (Change.INSERTED, _take(new, ~both)),
+        (Change.INSERTED, _take(new, ~matched)),
     ]
 
 
@@ -305,14 +305,14 @@ def _codes(old: pa.Table, new: pa.Table, names: Sequence[str]) -> _Rows:
 def _surplus(mine: _Rows, others: _Rows) -> npt.NDArray[np.bool_]:
     """Return which of `mine` have no partner of equal code among `others`, each used once."""
     width = int(max(mine.max(initial=-1), others.max(initial=-1))) + 1
-    there = np.bincount(others, minlength=width)
+    counts = np.bincount(others, minlength=width)
     order = np.argsort(mine, kind="stable")
     ordered = mine[order]
     first = np.searchsorted(ordered, ordered, side="left")
     number = np.arange(len(ordered)) - first  # of a row among the rows of its code
-    found = np.zeros(len(mine), bool)
-    found[order] = number >= there[ordered]
-    return found
+    surplus = np.zeros(len(mine), bool)
+    surplus[order] = number >= counts[ordered]
+    return surplus
 
 
 def _take(rows: pa.Table, mask: npt.NDArray[np.bool_]) -> pa.Table:
@@ -327,13 +327,13 @@ def _expired_apart(
     if after is None or cutoff <= 0:
         return list(changes)
     assert isinstance(after.scan, ExpiringScan)
-    found: list[tuple[Change, pa.Table]] = []
+    divided: list[tuple[Change, pa.Table]] = []
     for kind, rows in changes:
         if kind is not Change.REMOVED:
-            found.append((kind, rows))
+            divided.append((kind, rows))
             continue
         times = rows.column(after.scan.timestamp_name)
         old = pc.fill_null(pc.less(times, nanos(cutoff * NANOS_PER_MICRO)), False)
-        found.append((Change.EXPIRED, rows.filter(old)))
-        found.append((Change.REMOVED, rows.filter(pc.invert(old))))
-    return found
+        divided.append((Change.EXPIRED, rows.filter(old)))
+        divided.append((Change.REMOVED, rows.filter(pc.invert(old))))
+    return divided

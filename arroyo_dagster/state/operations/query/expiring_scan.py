@@ -92,7 +92,7 @@ class ExpiringScan(StoredTable):
     @property
     def divisible_by_key_set(self) -> bool:
         """Whether the rows of some keys can be scanned on their own."""
-        columns = [self._table.memory_schema.field(at).type for at in self.key_columns]
+        columns = [self._table.memory_schema.field(index).type for index in self.key_columns]
         of_other_tables = self.is_generational and self._role is Role.TUPLES
         return not (self.raw or self._plan.whole_batches or of_other_tables) and can_index(columns)
 
@@ -124,31 +124,31 @@ class ExpiringScan(StoredTable):
             keys = set() if request.key_set is None else {*self.key_columns}
             needed = self._needed(request, self._time_columns | keys)
             for part in self._parts(request, needed, request.filters):
-                chosen = self._of_set(part, request, needed)
-                yield self._finish(self._fresh(chosen, needed), needed, request)
+                selected = self._of_set(part, request, needed)
+                yield self._finish(self._fresh(selected, needed), needed, request)
 
     @property
     def _time_columns(self) -> set[int]:
         return {self._table.timestamp_index} if self._plan.cutoff_micros > 0 else set()
 
     def _needed(self, request: ScanRequest, more: set[int]) -> tuple[int, ...]:
-        compared = {one.place for one in request.filters}
+        compared = {term.place for term in request.filters}
         return tuple(sorted({*request.columns, *compared, *more}))
 
     def _fresh(self, part: StoredRows, columns: Sequence[int]) -> pa.Table:
         """Return the rows that are within the retention."""
-        at = self._table.timestamp_index
-        return fresh_rows(part, self._plan, columns.index(at) if at in columns else at)
+        index = self._table.timestamp_index
+        return fresh_rows(part, self._plan, columns.index(index) if index in columns else index)
 
     def _finish(self, rows: pa.Table, columns: Sequence[int], request: ScanRequest) -> pa.Table:
         """Filter rows that have some of the columns, and return those that are asked for."""
         places = list(columns)
-        rows = conform(rows, pa.schema([self.schema.field(at) for at in places]))
-        rows = filter_rows(rows, [_at(one, places) for one in request.filters])
-        return rows.select([places.index(at) for at in request.columns])
+        rows = conform(rows, pa.schema([self.schema.field(place) for place in places]))
+        rows = filter_rows(rows, [_at(term, places) for term in request.filters])
+        return rows.select([places.index(column) for column in request.columns])
 
     def _key_filters(self, request: ScanRequest) -> list[ColumnFilter]:
-        return [one for one in request.filters if one.place in self.key_columns]
+        return [term for term in request.filters if term.place in self.key_columns]
 
     def _replayed(self, request: ScanRequest) -> pa.Table:
         """Return the rows that are left after removals and, of generational tables, row
@@ -184,17 +184,17 @@ class ExpiringScan(StoredTable):
 
     def _chunks(self, request: ScanRequest, needed: Sequence[int]) -> Iterator[pa.Table]:
         filters = self._key_filters(request)
-        yield pa.schema([self._table.memory_schema.field(at) for at in needed]).empty_table()
+        yield pa.schema([self._table.memory_schema.field(place) for place in needed]).empty_table()
         places = list(needed)
         for part in self._parts(request, needed, filters):
-            chosen = self._of_set(part, request, needed)
-            yield filter_rows(self._fresh(chosen, needed), [_at(one, places) for one in filters])
+            rows = self._of_set(part, request, needed)
+            yield filter_rows(self._fresh(rows, needed), [_at(term, places) for term in filters])
 
     def _of_set(self, part: StoredRows, request: ScanRequest, columns: Sequence[int]) -> StoredRows:
         """Return the rows whose keys are in the set that is asked for."""
         if request.key_set is None or not part.rows.num_rows:
             return part
-        keys = [part.rows.column(list(columns).index(at)) for at in self.key_columns]
+        keys = [part.rows.column(list(columns).index(column)) for column in self.key_columns]
         mask = pa.array(request.key_set.contains(keys))
         return StoredRows(part.rows.filter(mask), part.operations.filter(mask))
 
@@ -202,31 +202,31 @@ class ExpiringScan(StoredTable):
         """Return the keys of the aggregate that this table `b` belongs to; None = it has no
         table `a`, so that a restore keeps no row of `b`.
         """
-        others = accumulator_tables(self.operator, managed=self.managed)
-        if len(others) != 1:
+        tables = accumulator_tables(self.operator, managed=self.managed)
+        if len(tables) != 1:
             return None
-        groups = replace(self, name=others[0])
-        wanted = ScanRequest(columns=groups.key_columns, keys=request.keys)
-        found = pa.concat_tables(groups.rows(wanted))
-        return [found.column(at) for at in range(found.num_columns)]
+        groups = replace(self, name=tables[0])
+        group_request = ScanRequest(columns=groups.key_columns, keys=request.keys)
+        rows = pa.concat_tables(groups.rows(group_request))
+        return [rows.column(index) for index in range(rows.num_columns)]
 
     # ---- stored rows -----------------------------------------------------------------------------
 
     def _raw_rows(self, request: ScanRequest) -> Iterator[pa.Table]:
         stored = len(self._table.file_schema)
         needed = self._needed(request, set())
-        of_file = tuple(at for at in needed if at < stored)
+        of_file = tuple(place for place in needed if place < stored)
         for file in self._files(request, request.filters):
-            here = replace(request, files=frozenset([file.path]))
-            for part in self._parts(here, of_file, request.filters):
+            file_request = replace(request, files=frozenset([file.path]))
+            for part in self._parts(file_request, of_file, request.filters):
                 columns = dict(zip(of_file, part.rows.columns, strict=True))
-                more = _columns_of(file, list(self.schema)[stored:], part.rows.num_rows)
-                columns |= dict(enumerate(more, stored))
+                file_columns = _columns_of(file, list(self.schema)[stored:], part.rows.num_rows)
+                columns |= dict(enumerate(file_columns, stored))
                 if stored - 1 in needed:
                     columns[stored - 1] = operation_names(part.operations)
                 rows = pa.Table.from_arrays(
-                    [columns[at] for at in needed],
-                    names=[self.schema.field(at).name for at in needed],
+                    [columns[place] for place in needed],
+                    names=[self.schema.field(place).name for place in needed],
                 )
                 yield self._finish(rows, needed, request)
 
@@ -246,8 +246,8 @@ def _at(one: ColumnFilter, places: Sequence[int]) -> ColumnFilter:
 
 def _filtered(part: StoredRows, filters: Sequence[ColumnFilter]) -> StoredRows:
     rows, operations = part.rows, part.operations
-    for one in filters if rows.num_rows else ():
-        mask = one.mask(rows)
+    for term in filters if rows.num_rows else ():
+        mask = term.mask(rows)
         rows, operations = rows.filter(mask), operations.filter(mask)
     return StoredRows(rows, operations)
 

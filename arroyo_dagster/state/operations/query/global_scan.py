@@ -113,10 +113,10 @@ class GlobalScan:
             InputError: it is no key of this table.
             FormatError, NotFoundError: as `rows`.
         """
-        wanted = self._encoded(key)
+        encoded = self._encoded(key)
         for file in reversed(list(open_keyed_files(self.store, self.paths))):
             with closing(file.data):
-                row = pc.index(file.keys(), pa.scalar(wanted, pa.binary())).as_py()
+                row = pc.index(file.keys(), pa.scalar(encoded, pa.binary())).as_py()
                 if row >= 0:
                     return self.schema.empty_table() if file.removes else self._row(file, row)
         return self.schema.empty_table()
@@ -168,8 +168,8 @@ class GlobalScan:
         values = (str(file.path), written_epoch(file.path), file.version)
         columns += [operations]
         columns += [
-            pa.repeat(pa.scalar(value, self.schema[at].type), len(keys))
-            for at, value in enumerate(values, 3)
+            pa.repeat(pa.scalar(value, self.schema[index].type), len(keys))
+            for index, value in enumerate(values, 3)
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
@@ -178,11 +178,11 @@ class GlobalScan:
         return [self._decode(column, kind) for column, kind in zip(columns, kinds, strict=True)]
 
     def _decode(self, column: pa.Array | pa.ChunkedArray, kind: Type | None) -> pa.ChunkedArray:
-        whole = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
         if kind is None:
-            return whole.cast(pa.binary())
+            return chunked.cast(pa.binary())
         try:
-            return decode_to_arrow(whole, kind)
+            return decode_to_arrow(chunked, kind)
         except FormatError as error:
             error.facts |= {"operator": self.operator.operator, "table": self.name}
             error.next_step = error.next_step or (

@@ -345,7 +345,7 @@ def rows_schema(row: type[Any]) -> pa.Schema:
         Micros: pa.timestamp("us", tz="UTC"),
         DurationMicros: pa.duration("us"),
     }
-    return pa.schema([pa.field(one.name, kinds[one.kind], one.nullable) for one in _columns(row)])
+    return pa.schema([pa.field(col.name, kinds[col.kind], col.nullable) for col in _columns(row)])
 
 
 def rows_table(row: type[Any], found: Iterable[Any]) -> pa.Table:
@@ -353,8 +353,8 @@ def rows_table(row: type[Any], found: Iterable[Any]) -> pa.Table:
     import pyarrow as pa
 
     schema, listed = rows_schema(row), list(found)
-    values = [_values(one, listed) for one in _columns(row)]
-    arrays = [pa.array(*one) for one in zip(values, schema.types, strict=True)]
+    values = [_values(column, listed) for column in _columns(row)]
+    arrays = [pa.array(*pair) for pair in zip(values, schema.types, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -375,11 +375,11 @@ def rows_frame(row: type[Any], found: Iterable[Any]) -> pl.DataFrame:
     return pl.DataFrame(
         [
             pl.Series(
-                one.name,
-                _values(one, listed),
-                pl.Int64() if one.kind in (Micros, DurationMicros) else kinds[one.kind],
-            ).cast(kinds[one.kind])
-            for one in _columns(row)
+                column.name,
+                _values(column, listed),
+                pl.Int64() if column.kind in (Micros, DurationMicros) else kinds[column.kind],
+            ).cast(kinds[column.kind])
+            for column in _columns(row)
         ]
     )
 
@@ -404,12 +404,12 @@ def _columns(row: type[Any]) -> list[_Column]:
 def _column(name: str, hint: Any) -> _Column:
     nullable = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     if nullable:
-        (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+        (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
     return _Column(name, _UNSIGNED if name in _UNSIGNED else hint, nullable)
 
 
 def _values(column: _Column, rows: Iterable[Any]) -> list[Any]:
-    values = (getattr(one, column.attribute) for one in rows)
+    values = (getattr(row, column.attribute) for row in rows)
     return [
         # Arroyo's times are unsigned; values from 2**63 are no times.
         min(value, _MAX_MICROS) if column.kind is not _UNSIGNED and type(value) is int else value

@@ -167,23 +167,23 @@ def _job_row(found: JobSummary) -> JobRow:
 
 
 def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
-    for one in list_epochs(job.catalog.store, job.paths):
-        checkpoint = one.checkpoint
+    for summary in list_epochs(job.catalog.store, job.paths):
+        checkpoint = summary.checkpoint
         yield JobEpochRow(
             job=job.name,
-            epoch=one.epoch,
-            worker_generation=one.worker_generation,
-            state=None if one.state is None else one.state.value,
+            epoch=summary.epoch,
+            worker_generation=summary.worker_generation,
+            state=None if summary.state is None else summary.state.value,
             started_at_micros=None if checkpoint is None else checkpoint.start_time_micros,
             finished_at_micros=None if checkpoint is None else checkpoint.finish_time_micros,
             watermark_micros=None if checkpoint is None else job_watermark_micros(checkpoint),
             operators=None if checkpoint is None else len(checkpoint.operators),
-            files=one.files,
-            size_bytes=one.size_bytes,
-            new_files=one.new_files,
-            new_size_bytes=one.new_size_bytes,
-            missing=one.missing,
-            problem=None if one.problem is None else str(one.problem),
+            files=summary.files,
+            size_bytes=summary.size_bytes,
+            new_files=summary.new_files,
+            new_size_bytes=summary.new_size_bytes,
+            missing=summary.missing,
+            problem=None if summary.problem is None else str(summary.problem),
         )
 
 
@@ -251,22 +251,22 @@ def _orphans(job: StateJob) -> Iterator[OrphanRow]:
         yield OrphanRow(job=job.name, path=None, size_bytes=None, problem=str(error))
         return
     for packed in (plan.data, plan.records, plan.metadata):
-        for one in packed:
-            yield OrphanRow(job=job.name, path=one.path, size_bytes=one.size_bytes, problem=None)
+        for file in packed:
+            yield OrphanRow(job=job.name, path=file.path, size_bytes=file.size_bytes, problem=None)
 
 
 def _quarantine(job: StateJob) -> Iterator[QuarantineRow]:
     from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 
     for quarantine, moved in list_quarantines(job.catalog.store, job.paths):
-        for one in moved:
+        for copy in moved:
             yield QuarantineRow(
                 job=job.name,
                 quarantine=quarantine.name,
                 moved_at_micros=quarantine.moved_at_micros,
-                path=one.path,
-                copy=one.copy,
-                size_bytes=one.size_bytes,
+                path=copy.path,
+                copy=copy.copy,
+                size_bytes=copy.size_bytes,
             )
 
 
@@ -351,16 +351,16 @@ def _row_groups(epoch: StateEpoch) -> Iterator[RowGroupRow]:
                     operator=table.scan.operator.operator,
                     table=table.scan.name,
                     path=path,
-                    row_group=at,
-                    rows=one.rows,
-                    size_bytes=one.size_bytes,
-                    compressed_bytes=one.compressed_bytes,
+                    row_group=index,
+                    rows=group.rows,
+                    size_bytes=group.size_bytes,
+                    compressed_bytes=group.compressed_bytes,
                 )
-                for at, one in enumerate(data.group_sizes)
+                for index, group in enumerate(data.group_sizes)
             ]
 
-    for found in concurrently(groups, files):
-        yield from found
+    for rows in concurrently(groups, files):
+        yield from rows
 
 
 def _watermarks(epoch: StateEpoch) -> Iterator[WatermarkRow]:
@@ -514,8 +514,8 @@ def _unreadable(paths: Sequence[StatePath]) -> str | None:
 
 
 METADATA_TABLES = {
-    one.name: one
-    for one in (
+    table.name: table
+    for table in (
         MetadataTable("jobs", JobRow, of_job=_jobs),
         MetadataTable("epochs", JobEpochRow, of_job=_epochs),
         MetadataTable("operators", OperatorRow, of_epoch=_operators),

@@ -77,14 +77,14 @@ def parse_name(text: str) -> QueryName:
 
 
 def _parts(text: str) -> list[str]:
-    found: list[str] = []
+    parts: list[str] = []
     place = 0
     while match := _SEGMENT.match(text, place):
         within, plain = match.groups()
-        found.append(plain if within is None else within.replace('""', '"'))
+        parts.append(plain if within is None else within.replace('""', '"'))
         place = match.end()
         if place == len(text):
-            return found if all(found) else []
+            return parts if all(parts) else []
         if text[place] != ".":
             break
         place += 1
@@ -102,17 +102,17 @@ def _refused(text: str) -> InputError:
 
 def split_epoch(job: str) -> tuple[str, str | None]:
     """Divide `job@epoch` into the job and the text that names the epoch; None = without one."""
-    name, at, epoch = job.rpartition("@")
-    return (name, epoch) if at and name and epoch else (job, None)
+    name, separator, epoch = job.rpartition("@")
+    return (name, epoch) if separator and name and epoch else (job, None)
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Return up to three known names that are most like a name, best first."""
     import difflib
 
-    by_folded = {one.casefold(): one for one in known}
+    by_folded = {candidate.casefold(): candidate for candidate in known}
     close = difflib.get_close_matches(name.casefold(), by_folded, cutoff=0.5)
-    return [by_folded[one] for one in close]
+    return [by_folded[folded] for folded in close]
 
 
 def not_found(what: str, name: str, known: Iterable[str], **facts: object) -> NotFoundError:
@@ -126,10 +126,10 @@ def not_found(what: str, name: str, known: Iterable[str], **facts: object) -> No
     close = nearest(name, existing)
     listed = close or existing[:10]
     more = "" if close or len(existing) <= len(listed) else f" and {len(existing) - 10} more"
-    meant = ", ".join(listed) + more or "none"
+    choices = ", ".join(listed) + more or "none"
     error = NotFoundError(
         f"there is no such {what}",
-        next_step=f"did you mean {meant}?" if close else f"choose one of: {meant}",
+        next_step=f"did you mean {choices}?" if close else f"choose one of: {choices}",
     )
     error.facts = {what: name} | facts
     return error

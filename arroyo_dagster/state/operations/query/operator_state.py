@@ -53,7 +53,7 @@ def sessions(epoch: StateEpoch) -> Iterator[SessionRow]:
     for table, config in _described(epoch, {_SESSION: _SESSION}):
         operator, gap = str(table.name.operator), config.retention_micros // _GAPS
         stored = epoch.table(operator, _STARTS).to_arrow([VALUE])[VALUE].to_pylist()
-        begun = [one for one in stored if one is not None]
+        begun = [start for start in stored if start is not None]
         if not begun:
             continue
         frame, keys = _frame(table)
@@ -62,7 +62,7 @@ def sessions(epoch: StateEpoch) -> Iterator[SessionRow]:
         rows = frame.filter(pl.col(TIMESTAMP_COLUMN) >= first).sort(*keys, TIMESTAMP_COLUMN)
         since = pl.col(TIMESTAMP_COLUMN) - pl.col(TIMESTAMP_COLUMN).shift(1)
         begins = (since.over(keys) if keys else since).fill_null(gap) >= gap
-        found = (
+        grouped = (
             rows.with_columns(begins.cum_sum().alias("_session"))
             .group_by("_session", maintain_order=True)
             .agg(
@@ -73,10 +73,10 @@ def sessions(epoch: StateEpoch) -> Iterator[SessionRow]:
             )
         )
         if watermark is not None:
-            found = found.filter(pl.col("_last") + gap >= watermark)
-        found = found.sort("_first", maintain_order=True)
-        names = plain_rows(found.select(keys).to_arrow()) if keys else [{}] * found.height
-        times = found.select("_first", "_last", "_rows").iter_rows()
+            grouped = grouped.filter(pl.col("_last") + gap >= watermark)
+        grouped = grouped.sort("_first", maintain_order=True)
+        names = plain_rows(grouped.select(keys).to_arrow()) if keys else [{}] * grouped.height
+        times = grouped.select("_first", "_last", "_rows").iter_rows()
         for key, (start, last, count) in zip(names, times, strict=True):
             yield SessionRow(
                 job=epoch.job.name,
@@ -123,7 +123,7 @@ def _frame(table: EpochTable) -> tuple[pl.DataFrame, list[str]]:
     """Return the routing columns and event times, in microseconds, of the rows of a table."""
     scan, names = table.scan, table.schema.names
     assert isinstance(scan, ExpiringScan)
-    keys = [names[at] for at in scan.routing_columns]
+    keys = [names[index] for index in scan.routing_columns]
     frame = pl.DataFrame(table.to_arrow([*keys, TIMESTAMP_COLUMN]))
     time = pl.col(TIMESTAMP_COLUMN).dt.timestamp("us")
     return frame.with_columns(time), keys

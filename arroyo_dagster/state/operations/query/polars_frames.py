@@ -57,30 +57,30 @@ def lazy_frame(
         rows: int | None,
         batch_rows: int | None,
     ) -> Iterator[pl.DataFrame]:
-        wanted = empty.columns if columns is None else columns
+        names = empty.columns if columns is None else columns
         compared = predicate.meta.root_names() if predicate is not None else []
-        read = routed.needed(dict.fromkeys([*wanted, *compared]))
+        read = routed.needed(dict.fromkeys([*names, *compared]))
         request = ScanRequest(
             columns=tuple(schema.names.index(name) for name in read),
             # Private values are replaced before a condition sees them.
             filters=() if table.mask else tuple(column_filters(predicate, schema)),
         )
-        left = rows
+        remaining = rows
         yielded = False
         for part in table.read(request):
             frame = routed.added(polars_rows(part), part)
             if predicate is not None:
                 frame = frame.filter(predicate)
-            frame = frame.select(wanted)
-            if left is not None:
-                frame = frame.head(left)
-                left -= frame.height
+            frame = frame.select(names)
+            if remaining is not None:
+                frame = frame.head(remaining)
+                remaining -= frame.height
             yielded = True
             yield frame
-            if left is not None and left <= 0:
+            if remaining is not None and remaining <= 0:
                 return
         if not yielded:
-            yield empty.select(wanted)
+            yield empty.select(names)
 
     return register_io_source(
         source, schema=empty.schema, is_pure=True, explain_name=str(table.name)
@@ -109,15 +109,15 @@ class _Routing:
             return cls((), (), HashVariant.FALLBACK, subtasks)
         names = table.schema.names
         added = tuple(name for name in columns if name not in names)  # raw rows have the key
-        hashed = tuple(names[at] for at in scan.routing_columns)
+        hashed = tuple(names[index] for index in scan.routing_columns)
         return cls(added, hashed, scan.variant, subtasks)
 
     def needed(self, columns: Iterable[str]) -> list[str]:
         """Return the columns to read for these."""
-        wanted = dict.fromkeys(columns)
-        if any(name in wanted for name in self.columns):
-            wanted |= dict.fromkeys(self.hashed)
-        return [name for name in wanted if name not in self.columns]
+        names = dict.fromkeys(columns)
+        if any(name in names for name in self.columns):
+            names |= dict.fromkeys(self.hashed)
+        return [name for name in names if name not in self.columns]
 
     def added(self, frame: pl.DataFrame, rows: pa.Table) -> pl.DataFrame:
         """Return rows, a frame of them, with the columns; without, if the key was not read."""
@@ -125,13 +125,13 @@ class _Routing:
             return frame
         keys = [rows.column(name) for name in self.hashed]
         hashes = key_hashes(keys, rows.num_rows, variant=self.variant)
-        found = {
+        series = {
             KEY_HASH: lambda: pl.Series(KEY_HASH, hashes.to_numpy(), pl.UInt64),
             SUBTASK: lambda: pl.Series(
                 SUBTASK, subtasks_for_hashes(hashes, self.parallelism), pl.Int64
             ),
         }
-        return frame.with_columns(found[name]() for name in self.columns)
+        return frame.with_columns(series[name]() for name in self.columns)
 
 
 def polars_rows(rows: pa.Table) -> pl.DataFrame:
@@ -159,11 +159,11 @@ _UNITS = {"Milliseconds": "ms", "Microseconds": "us", "Nanoseconds": "ns"}
 
 def column_filters(predicate: pl.Expr | None, schema: pa.Schema) -> Iterator[ColumnFilter]:
     """Yield the conjuncts of a predicate that compare a column with values; others are left out."""
-    for one in [] if predicate is None else _comparisons(predicate):
-        if one.column in schema.names:
-            found = bind(one, schema, schema.names.index(one.column))
-            if found is not None:
-                yield found
+    for comparison in [] if predicate is None else _comparisons(predicate):
+        if comparison.column in schema.names:
+            bound = bind(comparison, schema, schema.names.index(comparison.column))
+            if bound is not None:
+                yield bound
 
 
 def _comparisons(predicate: pl.Expr) -> Iterator[Comparison]:

@@ -37,10 +37,10 @@ def source_positions(epoch: StateEpoch) -> list[SourcePosition]:
         FormatError, NotFoundError: as reading the tables.
     """
     return [
-        one
+        position
         for operator, name, config in epoch.listed_tables()
         if isinstance(config.config, GlobalKeyedConfig)
-        for one in _of_table(epoch, epoch.table(operator.operator, name))
+        for position in _of_table(epoch, epoch.table(operator.operator, name))
     ]
 
 
@@ -72,8 +72,8 @@ def _connector(epoch: StateEpoch, scan: GlobalScan) -> str | None:
     config = scan.operator.configs[scan.name]
     if epoch.checkpoint.progress is not None:
         return MANAGED if scan.name == OFFSETS and config.config.description else None
-    known = scan.catalogue.describe(scan.operator.operator, config)
-    return known.owner if known is not None and known.owner.endswith(_SOURCE) else None
+    table = scan.catalogue.describe(scan.operator.operator, config)
+    return table.owner if table is not None and table.owner.endswith(_SOURCE) else None
 
 
 def _partition(key: Any, value: Any, connector: str) -> tuple[str, Any]:
@@ -96,8 +96,8 @@ def _position(value: Any) -> int | None:
         return int(value)
     if isinstance(value, Mapping):
         fields = [*(value.get(name) for name in _POSITIONS), *value.values()]
-        found = (_position(one) for one in fields if not isinstance(one, str))
-        return next((one for one in found if one is not None), None)
+        positions = (_position(field) for field in fields if not isinstance(field, str))
+        return next((position for position in positions if position is not None), None)
     return None
 
 

@@ -130,7 +130,7 @@ class SavedQuery:
         )
 
     def _literals(self, values: Mapping[str, str]) -> dict[str, str]:
-        by_name = {one.name: one for one in self.parameters}
+        by_name = {parameter.name: parameter for parameter in self.parameters}
         unknown = sorted(values.keys() - by_name.keys())
         if unknown:
             raise self._refused(f"there is no parameter {unknown[0]!r}")
@@ -190,13 +190,13 @@ def _parsed(path: Path) -> SavedQuery:
         usage=JobArgument(header[1].removeprefix("--").strip()),
         parameters=tuple(
             QueryParameter(
-                name=found[1],
-                kind=found[2],
-                default=None if found[3] == _REQUIRED else found[3],
-                help=found[4],
+                name=match[1],
+                kind=match[2],
+                default=None if match[3] == _REQUIRED else match[3],
+                help=match[4],
             )
-            for found in parameters
-            if found is not None
+            for match in parameters
+            if match is not None
         ),
         sql="\n".join(text.splitlines()[len(header) :]),
     )
@@ -208,11 +208,11 @@ def find_saved(name: str) -> SavedQuery:
     Raises:
         NotFoundError: there is none; lists all.
     """
-    known = saved_queries()
-    if name not in known:
+    queries = saved_queries()
+    if name not in queries:
         raise NotFoundError(
             f"there is no saved query @{name}",
-            saved_queries=", ".join(f"@{one}" for one in known),
+            saved_queries=", ".join(f"@{existing}" for existing in queries),
             next_step="`arroyo-state sql --list` prints what each answers",
         )
-    return known[name]
+    return queries[name]

@@ -103,15 +103,15 @@ class SqlCatalog:
         """
 
         tokens = sql_tokens(text.strip().rstrip(";"))
-        words = [one for one in tokens if one.kind != "space"]
+        words = [token for token in tokens if token.kind != "space"]
         _check(text, words)
-        if [one.word for one in words[:2]] == ["show", "tables"]:
+        if [token.word for token in words[:2]] == ["show", "tables"]:
             return self.list_tables().lazy()
         if words[0].word == "describe":
-            rest = "".join(one.text for one in words[1:] if one.word != "table")
+            rest = "".join(token.text for token in words[1:] if token.word != "table")
             return self.describe(rest).lazy()
         scope = _Scope(self)
-        query = "".join(one.text for one in scope.resolve(tokens))
+        query = "".join(token.text for token in scope.resolve(tokens))
         with _answering(text):
             frame = exact_answer(scope.frames, query)
             frame.collect_schema()
@@ -142,9 +142,9 @@ class SqlCatalog:
         of_epoch = False
         if job is not None:
             try:
-                found, epoch = self.state.find(job)
+                state_job, epoch = self.state.find(job)
                 of_epoch = epoch is not None
-                job = f"{found.name}@{epoch}" if of_epoch else found.name
+                job = f"{state_job.name}@{epoch}" if of_epoch else state_job.name
             except NotFoundError:
                 pass  # its journal may be left
         bound = query.bind(job, values or {}, of_epoch=of_epoch)
@@ -156,8 +156,8 @@ class SqlCatalog:
         import polars as pl
 
         names = [
-            (str(QueryName(one.name)), "metadata", one.description)
-            for one in METADATA_TABLES.values()
+            (str(QueryName(table.name)), "metadata", table.description)
+            for table in METADATA_TABLES.values()
         ]
         for job in self.state.readable_jobs(self.on_unreadable):
             try:
@@ -176,8 +176,8 @@ class SqlCatalog:
         """Return the columns of a table and their types; errors as `query`."""
         import polars as pl
 
-        found = self.schema(parse_name(name))
-        rows = [(one.name, str(one.type), one.nullable) for one in found]
+        schema = self.schema(parse_name(name))
+        rows = [(column.name, str(column.type), column.nullable) for column in schema]
         return pl.DataFrame(rows, schema=["column", "type", "nullable"], orient="row")
 
     def schema(self, name: QueryName) -> pa.Schema:
@@ -188,8 +188,8 @@ class SqlCatalog:
 
     def table(self, name: QueryName) -> EpochTable:
         """Return a table of an operator; errors as `query`."""
-        found = self.state.table(name)
-        return found.raw() if self.raw else found
+        table = self.state.table(name)
+        return table.raw() if self.raw else table
 
     def frame(self, name: QueryName, routing: Sequence[str] = ()) -> pl.LazyFrame:
         """Return a table as a lazy frame; errors as `query`.
@@ -199,8 +199,8 @@ class SqlCatalog:
         """
         if name.operator is not None:
             return self.table(name).to_polars(routing, self.state.parallelism)
-        found = find_metadata(self.state, name, on_unreadable=self.on_unreadable)
-        return found.to_polars(str(name))
+        table = find_metadata(self.state, name, on_unreadable=self.on_unreadable)
+        return table.to_polars(str(name))
 
 
 # ---- names in a query ----------------------------------------------------------------------------
@@ -220,23 +220,23 @@ class _Scope:
         Raises:
             NotFoundError, InputError: a name is not that of a table.
         """
-        known = _subquery_names(tokens)
-        named = {one.text.strip('"`') for one in tokens}
+        subqueries = _subquery_names(tokens)
+        named = {token.text.strip('"`') for token in tokens}
         self.routing = [name for name in ROUTING if name in named]
-        at = 0
+        position = 0
         for start, end in _table_names(tokens):
-            yield from tokens[at:start]
-            at = end
-            text = "".join(one.text for one in tokens[start:end] if one.kind != "space")
+            yield from tokens[position:start]
+            position = end
+            text = "".join(token.text for token in tokens[start:end] if token.kind != "space")
             name = parse_name(text.replace("`", '"'))
-            if name.job is None and name.table.lower() in known:
+            if name.job is None and name.table.lower() in subqueries:
                 yield from tokens[start:end]
                 continue
             alias = quoted(name.table) if name.table.lower() not in _NO_ALIAS else f'"{name.table}"'
             yield SqlToken("quoted", f'"{self._registered(name)}"')
             if not _has_alias(tokens[end:]):
                 yield SqlToken("other", f" AS {alias}")
-        yield from tokens[at:]
+        yield from tokens[position:]
 
     def _registered(self, name: QueryName) -> str:
         text = ".".join(name.parts)
@@ -247,7 +247,7 @@ class _Scope:
 
 def _subquery_names(tokens: Sequence[SqlToken]) -> set[str]:
     """Return the names that `with` gives to subqueries: `name as (`."""
-    words = [one for one in tokens if one.kind != "space"]
+    words = [token for token in tokens if token.kind != "space"]
     return {
         name.text.strip('"`').lower()
         for name, as_, bracket in zip(words, words[1:], words[2:], strict=False)
@@ -258,40 +258,40 @@ def _subquery_names(tokens: Sequence[SqlToken]) -> set[str]:
 def _table_names(tokens: Sequence[SqlToken]) -> Iterator[tuple[int, int]]:
     """Yield the range of the tokens of each table in a `from` or `join`."""
     within: list[bool] = [False]  # for each bracket, whether a list of tables goes on
-    at = 0
-    wanted = False
-    while at < len(tokens):
-        one = tokens[at]
-        if one.kind == "space":
-            at += 1
+    index = 0
+    expected = False
+    while index < len(tokens):
+        token = tokens[index]
+        if token.kind == "space":
+            index += 1
             continue
-        if wanted and one.kind in ("word", "quoted"):
-            end = _name_end(tokens, at)
-            yield at, end
-            at, wanted = end, False
+        if expected and token.kind in ("word", "quoted"):
+            end = _name_end(tokens, index)
+            yield index, end
+            index, expected = end, False
             continue
-        wanted = False
-        if one.text == "(":
+        expected = False
+        if token.text == "(":
             within.append(False)
-        elif one.text == ")":
+        elif token.text == ")":
             within = within[:-1] or [False]
-        elif one.word in ("from", "join") and _is_query(tokens, at):
-            within[-1] = wanted = True
-        elif one.word in _ENDS_FROM:
+        elif token.word in ("from", "join") and _is_query(tokens, index):
+            within[-1] = expected = True
+        elif token.word in _ENDS_FROM:
             within[-1] = False
-        elif one.text == "," and within[-1]:
-            wanted = True
-        at += 1
+        elif token.text == "," and within[-1]:
+            expected = True
+        index += 1
 
 
 def _is_query(tokens: Sequence[SqlToken], at: int) -> bool:
     """Return whether a `from` is that of a query, not of a function such as `extract`."""
     depth = 0
-    for one in reversed(tokens[:at]):
-        depth += {")": 1, "(": -1}.get(one.text, 0)
+    for token in reversed(tokens[:at]):
+        depth += {")": 1, "(": -1}.get(token.text, 0)
         if depth < 0:
             return False
-        if depth == 0 and one.word in ("select", "from", "join"):
+        if depth == 0 and token.word in ("select", "from", "join"):
             return True
     return True
 
@@ -304,7 +304,7 @@ def _name_end(tokens: Sequence[SqlToken], start: int) -> int:
 
 
 def _has_alias(rest: Sequence[SqlToken]) -> bool:
-    following = next((one for one in rest if one.kind != "space"), None)
+    following = next((token for token in rest if token.kind != "space"), None)
     if following is None:
         return False
     return following.kind == "quoted" or (
@@ -361,8 +361,8 @@ def _refused(text: str, reason: str) -> ArroyoStateError:
 
 
 def _marked(text: str, word: str) -> str:
-    found = re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", text)
-    return text if found is None else f"{text[: found.start()]}>>{word}<<{text[found.end() :]}"
+    match = re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", text)
+    return text if match is None else f"{text[: match.start()]}>>{word}<<{text[match.end() :]}"
 
 
 def _marked_at(text: str, line: int, column: int) -> str:

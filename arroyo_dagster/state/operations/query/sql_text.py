@@ -41,7 +41,7 @@ class SqlToken:
 
 def sql_tokens(text: str) -> list[SqlToken]:
     """Return all tokens of a query; together they are its text."""
-    return [SqlToken(str(one.lastgroup), one.group()) for one in _TOKEN.finditer(text)]
+    return [SqlToken(str(match.lastgroup), match.group()) for match in _TOKEN.finditer(text)]
 
 
 def short_sql(text: str) -> str:
@@ -64,31 +64,31 @@ def file_function(query: str) -> str | None:
 
     The text as a whole is searched, since Polars may divide it into tokens in another way.
     """
-    found = _FILES.search(query)
-    return None if found is None else found.group()
+    match = _FILES.search(query)
+    return None if match is None else match.group()
 
 
 def _heads(words: Sequence[SqlToken]) -> list[str]:
     """Return the first word of each statement, and for `with` also the one after its subqueries."""
     heads: list[str] = []
     depth, begins, within = 0, True, False
-    for before, one in zip([None, *words], words, strict=False):
-        if begins and one.text != ";":
-            heads.append(one.word)
-            begins = one.word == "explain"
-            within = one.word == "with"
+    for before, token in zip([None, *words], words, strict=False):
+        if begins and token.text != ";":
+            heads.append(token.word)
+            begins = token.word == "explain"
+            within = token.word == "with"
         elif (
             within
             and depth == 0
             and before is not None
             and before.text == ")"
-            and one.text not in (",", "(")
-            and one.word != "as"
+            and token.text not in (",", "(")
+            and token.word != "as"
         ):
-            heads.append(one.word)
+            heads.append(token.word)
             within = False
-        depth += {"(": 1, ")": -1}.get(one.text, 0)
-        begins = begins or one.text == ";"
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        begins = begins or token.text == ";"
     return heads
 
 
@@ -111,15 +111,15 @@ def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame
     kinds = plain.collect_schema()
     try:
         answer: pl.LazyFrame = pl.SQLContext(dict(wide), eager=False).execute(query)
-        found = answer.collect_schema()
+        schema = answer.collect_schema()
     except pl.exceptions.PolarsError:
         # A join of such a column with another one: all of them must have one type.
         wide = {name: _widened(frame, None) for name, frame in frames.items()}
         answer = pl.SQLContext(dict(wide), eager=False).execute(query)
-        found = answer.collect_schema()
+        schema = answer.collect_schema()
     narrow = {
         name: kinds[name] if kinds.get(name) in (pl.Int64, pl.UInt64) else pl.Int64
-        for name, kind in found.items()
+        for name, kind in schema.items()
         if kind == pl.Int128
     }
     return answer.cast(narrow)  # type: ignore[arg-type]
@@ -130,16 +130,16 @@ def _summed_names(tokens: Sequence[SqlToken]) -> set[str]:
     names: set[str] = set()
     depth = 0
     called = ""
-    for one in tokens:
-        if one.kind == "space":
+    for token in tokens:
+        if token.kind == "space":
             continue
-        if one.text == "(" and (depth or called == "sum"):
+        if token.text == "(" and (depth or called == "sum"):
             depth += 1
-        elif one.text == ")" and depth:
+        elif token.text == ")" and depth:
             depth -= 1
-        elif depth and one.kind in ("word", "quoted"):
-            names.add(one.text.strip('"`'))
-        called = one.word
+        elif depth and token.kind in ("word", "quoted"):
+            names.add(token.text.strip('"`'))
+        called = token.word
     return names
 
 

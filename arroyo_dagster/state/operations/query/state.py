@@ -161,10 +161,10 @@ class StateCatalog:
         try:
             epoch = self.epoch(parsed.job)
         except NotFoundError:
-            found = self._of_dataflow(parsed)
-            if found is None:
+            table = self._of_dataflow(parsed)
+            if table is None:
                 raise
-            return found
+            return table
         return epoch.table(parsed.operator, parsed.table)
 
     def _of_dataflow(self, name: QueryName) -> EpochTable | None:
@@ -178,8 +178,8 @@ class StateCatalog:
             named = f".{pipeline}".endswith(f".{dataflow}")
             if job.paths.job != name.operator or not named:
                 continue
-            at = self.epoch(job.name if epoch is None else f"{job.name}@{epoch}")
-            tables = [one for one in at.tables() if one.name.table == name.table]
+            state_epoch = self.epoch(job.name if epoch is None else f"{job.name}@{epoch}")
+            tables = [table for table in state_epoch.tables() if table.name.table == name.table]
             if len(tables) == 1:
                 return tables[0]
         return None
@@ -199,8 +199,8 @@ class StateCatalog:
 
     def epoch(self, job: str) -> StateEpoch:
         """Return an epoch by `job`, the newest, or by `job@epoch`; as `table`."""
-        found, chosen = self.find(job)
-        epochs = found.epochs_named(chosen)
+        state_job, epoch = self.find(job)
+        epochs = state_job.epochs_named(epoch)
         if len(epochs) != 1:
             raise InputError(
                 f"one epoch is needed here, not {len(epochs)}",
@@ -264,9 +264,9 @@ class StateJob:
             return self.epoch_range()
         if text is None or text == LATEST:
             return [self.epoch()]
-        most = parse_number(text.removeprefix(NEWEST)) if text.startswith(NEWEST) else None
-        if most:
-            return self.newest_epochs(most)
+        count = parse_number(text.removeprefix(NEWEST)) if text.startswith(NEWEST) else None
+        if count:
+            return self.newest_epochs(count)
         number = parse_number(text)
         return [self.epoch(number) if number is not None else self.epoch(at=text)]
 
@@ -300,11 +300,11 @@ class StateJob:
     def _at(self, micros: int) -> Checkpoint:
         """Find the newest epoch finished at a time: a few reads, however many epochs there are."""
         numbers = self.epochs()
-        found: dict[Epoch, Checkpoint] = {}
+        checkpoints: dict[Epoch, Checkpoint] = {}
 
         def finished(number: Epoch) -> int:
-            found[number] = self._checkpoint(number)
-            return found[number].finish_time_micros
+            checkpoints[number] = self._checkpoint(number)
+            return checkpoints[number].finish_time_micros
 
         place = bisect.bisect_right(numbers, micros, key=finished)
         if not place:
@@ -316,7 +316,7 @@ class StateJob:
                 next_step="choose a later time",
             )
         number = numbers[place - 1]
-        return found.get(number) or self._checkpoint(number)
+        return checkpoints.get(number) or self._checkpoint(number)
 
 
 @dataclass(frozen=True)
@@ -357,14 +357,14 @@ class StateEpoch:
             NotFoundError: there is no such operator or table; names the nearest.
             FormatError: the table has no configuration, or one of the other kind.
         """
-        found = self.checkpoint.operator(operator)
+        state = self.checkpoint.operator(operator)
         where = {"job": self.job.name, "epoch": self.number}
-        if found is None:
-            names = [one.operator for one in self.operators]
+        if state is None:
+            names = [existing.operator for existing in self.operators]
             raise not_found("operator", operator, names, **where)
-        if table not in found.tables:
-            raise not_found("table", table, found.tables, operator=operator, **where)
-        return self._table(found, TableName(table))
+        if table not in state.tables:
+            raise not_found("table", table, state.tables, operator=operator, **where)
+        return self._table(state, TableName(table))
 
     def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
         from arroyo_dagster.state.operations.query.global_scan import GlobalScan

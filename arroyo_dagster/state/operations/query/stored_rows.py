@@ -111,13 +111,13 @@ class StoredTable:
         hashes = _wanted_hashes(request.filters, fields, lambda: self._variants)
         if hashes is None:
             return request
-        within = [one for one in hashes if request.keys.contains(one)]
+        within = [key for key in hashes if request.keys.contains(key)]
         if not within:
             return replace(request, files=frozenset())
         files = [
             file.path
             for file in self._files(request, ())
-            if any(file.min_routing_key <= one <= file.max_routing_key for one in within)
+            if any(file.min_routing_key <= key <= file.max_routing_key for key in within)
         ]
         request = replace(request, files=frozenset(files))
         if self._plan.whole_batches:
@@ -139,15 +139,15 @@ class StoredTable:
         Args:
             before_micros: only of rows with an event time before it; None = all.
         """
-        at = self._table.timestamp_index
-        columns = sorted({*self.key_columns, at})
+        time_index = self._table.timestamp_index
+        columns = sorted({*self.key_columns, time_index})
         request = ReadRequest(keys=ALL_KEYS, columns=tuple(columns))
-        wanted = [file for file in self._plan.files if file.path in files]
-        for part in self._reader.chunks(wanted, request):
+        planned = [file for file in self._plan.files if file.path in files]
+        for part in self._reader.chunks(planned, request):
             rows = part.rows
             if before_micros is not None:
                 limit = nanos(before_micros * NANOS_PER_MICRO)
-                rows = rows.filter(pc.less(rows.column(columns.index(at)), limit))
+                rows = rows.filter(pc.less(rows.column(columns.index(time_index)), limit))
             if rows.num_rows:
                 yield hashes_of([rows.column(columns.index(key)) for key in self.key_columns])
 
@@ -157,9 +157,9 @@ class StoredTable:
         """Yield stored rows, without row groups that cannot match the filters."""
         width = len(self._table.file_schema)
         bounds = [
-            ValueBounds(one.place, *limits)
-            for one in filters
-            if one.place < width - 1 and (limits := one.bounds()) is not None
+            ValueBounds(term.place, *limits)
+            for term in filters
+            if term.place < width - 1 and (limits := term.bounds()) is not None
         ]
         read = ReadRequest(
             keys=request.keys,
@@ -179,9 +179,9 @@ class StoredTable:
         files = self._plan.files
         if request.files is not None:
             files = tuple(file for file in files if file.path in request.files)
-        times = [one for one in filters if one.place == self._table.timestamp_index]
-        latest = [limits[0] for one in times if (limits := one.bounds()) is not None]
-        oldest = max((one for one in latest if isinstance(one, int)), default=None)
+        times = [term for term in filters if term.place == self._table.timestamp_index]
+        latest = [limits[0] for term in times if (limits := term.bounds()) is not None]
+        oldest = max((bound for bound in latest if isinstance(bound, int)), default=None)
         return [
             file for file in files if oldest is None or file.max_timestamp_micros >= oldest // 1000
         ]
@@ -199,16 +199,16 @@ def _wanted_hashes(
         variants: returns the builds that may have hashed them.
     """
     exact = (Relation.EQUAL, Relation.IN)
-    filters = {one.place: one for one in given if one.relation in exact}
-    values = [filters[at].values for at, _ in routing if at in filters]
+    filters = {term.place: term for term in given if term.relation in exact}
+    values = [filters[place].values for place, _ in routing if place in filters]
     if not values or len(values) < len(routing) or math.prod(map(len, values)) > _MOST_KEYS:
         return None
     keys = list(itertools.product(*values))
     if not keys:
         return []
     columns = [
-        pa.array([one.as_py() for one in column], kind)
+        pa.array([value.as_py() for value in column], kind)
         for (_, kind), column in zip(routing, zip(*keys, strict=True), strict=True)
     ]
-    found = [key_hashes(columns, variant=variant).to_pylist() for variant in variants()]
-    return [one for hashes in found for one in hashes] if found else None
+    by_variant = [key_hashes(columns, variant=variant).to_pylist() for variant in variants()]
+    return [key for hashes in by_variant for key in hashes] if by_variant else None

@@ -79,7 +79,7 @@ class EpochTable:
         """The columns of the key by which `lookup` finds rows; empty = the table has no key."""
         if isinstance(self.scan, GlobalScan):
             return (KEY,)
-        return tuple(self.schema.field(at).name for at in self.scan.key_columns)
+        return tuple(self.schema.field(index).name for index in self.scan.key_columns)
 
     def raw(self) -> EpochTable:
         """Return every stored row, with `_operation`, `_file`, `_epoch` and more."""
@@ -103,10 +103,10 @@ class EpochTable:
             InputError: a condition is of the wrong form, or its value of the wrong type.
         """
         schema = self.schema
-        wanted = schema.names if columns is None else list(columns)
-        places = tuple(self._place(schema, name) for name in wanted)
-        comparisons = [_comparison(one) for one in where]
-        filters = [self._bound(schema, one) for one in comparisons]
+        names = schema.names if columns is None else list(columns)
+        places = tuple(self._place(schema, name) for name in names)
+        comparisons = [_comparison(condition) for condition in where]
+        filters = [self._bound(schema, comparison) for comparison in comparisons]
         if self.mask:
             # Private values are replaced before a condition sees them.
             masked = self.read(ScanRequest(columns=tuple(range(len(schema)))))
@@ -202,10 +202,10 @@ class EpochTable:
         everything = ScanRequest(columns=tuple(range(len(self.scan.schema))))
         paths = list(dict.fromkeys(self.scan.paths))
         if count > 1 and self.scan.divisible_by_file and paths:
-            parts = [frozenset(paths[at::count]) for at in range(min(count, len(paths)))]
+            parts = [frozenset(paths[start::count]) for start in range(min(count, len(paths)))]
             return [replace(everything, files=part) for part in parts]
         if count > 1 and self.scan.divisible_by_key:
-            ranges = [range_for_server(at, count) for at in range(count)]
+            ranges = [range_for_server(index, count) for index in range(count)]
             return [replace(everything, keys=keys) for keys in ranges]
         return [everything]
 
@@ -218,8 +218,8 @@ class EpochTable:
 
     def _bound(self, schema: pa.Schema, one: Comparison) -> Any:
         place = self._place(schema, one.column)
-        found = bind(one, schema, place)
-        if found is None:
+        bound = bind(one, schema, place)
+        if bound is None:
             raise InputError(
                 f"the column cannot be compared with this value: {one.values!r:.80}",
                 table=str(self.name),
@@ -228,7 +228,7 @@ class EpochTable:
                 next_step="give a value of the column's type; floats and nested columns cannot be "
                 "compared here: filter the rows that were read",
             )
-        return found
+        return bound
 
     def _reading(self) -> _Reading:
         return _Reading(self)
@@ -258,9 +258,9 @@ def missing_object(
     epochs = BackendReader(store, paths).epochs()
     newest = epochs[-1] if epochs else None
     if epoch not in epochs:
-        there = "the job has none any more" if newest is None else f"the newest is {newest}"
+        newest_text = "the job has none any more" if newest is None else f"the newest is {newest}"
         return NotFoundError(
-            f"epoch {epoch} was collected; {there}",
+            f"epoch {epoch} was collected; {newest_text}",
             job=paths.root,
             epoch=epoch,
             next_step="read the newest epoch, or pin the epoch that you need with "
@@ -301,11 +301,11 @@ def _key_conditions(names: Sequence[str], key: object, table: str) -> list[Compa
 
 
 def _limited(parts: Iterable[pa.Table], limit: int | None) -> Iterator[pa.RecordBatch]:
-    left = limit
+    remaining = limit
     for rows in parts:
-        kept = rows if left is None else rows.slice(0, left)
+        kept = rows if remaining is None else rows.slice(0, remaining)
         yield from kept.to_batches()
-        if left is not None:
-            left -= kept.num_rows
-            if left <= 0:
+        if remaining is not None:
+            remaining -= kept.num_rows
+            if remaining <= 0:
                 return

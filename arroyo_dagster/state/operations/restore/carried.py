@@ -29,10 +29,10 @@ def writer_lease(store: ObjectStore, paths: JobPaths, owner: str, clock: Clock) 
     Raises:
         LeaseHeldError: another process maintains the job, or a run of it is alive.
     """
-    with contextlib.ExitStack() as held:
-        leased = held.enter_context(lease(store, paths, owner, LeaseOptions(clock=clock)))
+    with contextlib.ExitStack() as stack:
+        leased = stack.enter_context(lease(store, paths, owner, LeaseOptions(clock=clock)))
         if paths.layout is Layout.LEGACY:
-            leased = held.enter_context(
+            leased = stack.enter_context(
                 lease(leased, paths, owner, LeaseOptions(directory=paths.writers, clock=clock))
             )
         yield leased

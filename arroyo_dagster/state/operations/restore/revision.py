@@ -120,10 +120,10 @@ def publish_revision(
         ProtocolError: a later epoch exists, and its commit is not finished.
         StorageError: the store failed; it is unknown whether the epoch was published.
     """
-    with writer_lease(store, paths, owner, clock) as held:
-        backend = ParquetBackend(held, paths, clock=clock)
+    with writer_lease(store, paths, owner, clock) as leased:
+        backend = ParquetBackend(leased, paths, clock=clock)
         _check_newest(backend, base)
-        with _pinned(held, paths, base.epoch, owner, reason, clock):
+        with _pinned(leased, paths, base.epoch, owner, reason, clock):
             backend.prepare_checkpoint_load(base.epoch)
             started = backend.start()
             if started.restored is None or started.restored.ref != base.ref:
@@ -170,21 +170,21 @@ def restore_revised(
             next_step="older epochs that are kept: `arroyo-state sql @pins JOB`; their rows: "
             "`arroyo-state rows JOB@N …`",
         )
-    known = backend.prepare_checkpoint_load(before)
-    assert known.progress is not None
-    offsets = known.progress.offsets
+    previous = backend.prepare_checkpoint_load(before)
+    assert previous.progress is not None
+    offsets = previous.progress.offsets
     restored = publish_revision(
         store,
         paths,
         newest,
-        lambda base, writer: RevisedContent(known.operators, offsets),
+        lambda base, writer: RevisedContent(previous.operators, offsets),
         reason=f"{_BEFORE_UNDO}{before} was undone",
         owner=owner,
         clock=clock,
     )
-    with lease(store, paths, owner, LeaseOptions(clock=clock)) as held:
+    with lease(store, paths, owner, LeaseOptions(clock=clock)) as leased:
         done = {before, newest.epoch}
-        put_pins(held, paths, lambda kept: release(kept, epochs=done, reasons=PINS_OF_REVISIONS))
+        put_pins(leased, paths, lambda kept: release(kept, epochs=done, reasons=PINS_OF_REVISIONS))
     return restored
 
 

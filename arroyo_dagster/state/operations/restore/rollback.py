@@ -80,12 +80,12 @@ def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Epoch | None:
     facts = _facts(store, paths)
     if epoch != facts.newest_number:
         return None
-    older = [one for one in reversed(choices(facts)) if one < epoch]
+    older = [number for number in reversed(choices(facts)) if number < epoch]
     backend = ParquetBackend(store, paths)
-    for one in older[:5]:
+    for number in older[:5]:
         with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
-            backend.prepare_checkpoint_load(one)
-            return one
+            backend.prepare_checkpoint_load(number)
+            return number
     return None
 
 
@@ -126,15 +126,15 @@ def _facts(
     backend = ParquetBackend(store, paths)
     summaries = list_epochs(store, paths, on_progress=on_progress)
     numbers = {*backend.every_epoch()}
-    listed = {one.epoch for one in summaries}
+    listed = {summary.epoch for summary in summaries}
     epochs = [
         _epoch_facts(paths, one, owns=one.epoch in numbers and _owns(one)) for one in summaries
     ]
     epochs += [
         EpochFacts(epoch=n, owns=True, state=None, checkpoint=None) for n in numbers - listed
     ]
-    epochs.sort(key=lambda one: (one.epoch, one.owns))
-    head = next((one.checkpoint for one in reversed(epochs) if one.owns), None)
+    epochs.sort(key=lambda epoch: (epoch.epoch, epoch.owns))
+    head = next((epoch.checkpoint for epoch in reversed(epochs) if epoch.owns), None)
     generation = _generation(store, paths)
     return RollbackFacts(
         paths=paths,
@@ -154,12 +154,12 @@ def _owns(one: EpochSummary) -> bool:
 
 
 def _epoch_facts(paths: JobPaths, one: EpochSummary, *, owns: bool) -> EpochFacts:
-    found, problem = one.checkpoint, None if one.problem is None else one.problem.message
-    if found is not None and (found.job, found.epoch) != (paths.job, one.epoch):
-        problem = f"its metadata belongs to epoch {found.epoch} of {found.job or 'no job'}"
-        found = None
+    stored, problem = one.checkpoint, None if one.problem is None else one.problem.message
+    if stored is not None and (stored.job, stored.epoch) != (paths.job, one.epoch):
+        problem = f"its metadata belongs to epoch {stored.epoch} of {stored.job or 'no job'}"
+        stored = None
     return EpochFacts(
-        epoch=one.epoch, owns=owns, state=one.state, checkpoint=found, problem=problem
+        epoch=one.epoch, owns=owns, state=one.state, checkpoint=stored, problem=problem
     )
 
 
@@ -189,33 +189,33 @@ def _measured(store: ObjectStore, facts: RollbackFacts, plan: RollbackPlan) -> R
     known = {one.epoch: one.checkpoint for one in facts.epochs if one.owns and one.checkpoint}
     new: dict[Epoch, Sequence[StatePath]] = {}
     before = {*known[plan.epoch].paths}
-    for one in plan.given_up:
-        if (checkpoint := known.get(one.epoch)) is not None:
-            new[one.epoch] = [path for path in checkpoint.paths if path not in before]
+    for epoch in plan.given_up:
+        if (checkpoint := known.get(epoch.epoch)) is not None:
+            new[epoch.epoch] = [path for path in checkpoint.paths if path not in before]
             before.update(checkpoint.paths)
     rows = _rows(store, new)
     return replace(
         plan,
-        given_up=tuple(replace(one, rows=rows.get(one.epoch)) for one in plan.given_up),
+        given_up=tuple(replace(epoch, rows=rows.get(epoch.epoch)) for epoch in plan.given_up),
         committed=tuple(
-            delivered_output(known[one.epoch] for one in plan.given_up if one.epoch in known)
+            delivered_output(known[epoch.epoch] for epoch in plan.given_up if epoch.epoch in known)
         ),
     )
 
 
 def _rows(store: ObjectStore, new: dict[Epoch, Sequence[StatePath]]) -> dict[Epoch, int]:
     """Return the rows of the files that each epoch added, by footers; unknown ones are left out."""
-    wanted = [path for paths in new.values() for path in paths]
-    if len(wanted) > MAX_FOOTERS:
+    added = [path for paths in new.values() for path in paths]
+    if len(added) > MAX_FOOTERS:
         return {}
-    footers = Footers().read(store, wanted)
-    found: dict[Epoch, int] = {}
+    footers = Footers().read(store, added)
+    by_epoch: dict[Epoch, int] = {}
     for epoch, paths in new.items():
         counts = [footers[path].rows for path in paths if path in footers]
         numbers = [rows for rows in counts if rows is not None]
         if len(numbers) == len(paths):
-            found[epoch] = sum(numbers)
-    return found
+            by_epoch[epoch] = sum(numbers)
+    return by_epoch
 
 
 def delivered_output(checkpoints: Iterable[Checkpoint]) -> Iterator[CommittedOutput]:
@@ -293,7 +293,7 @@ def _kept(
 
 def _released(kept: JobPins) -> JobPins:
     """Release the pins of all rollbacks: under the lease no other rollback is active."""
-    pins = (replace(one, released=True) if one.reason == REASON else one for one in kept.pins)
+    pins = (replace(pin, released=True) if pin.reason == REASON else pin for pin in kept.pins)
     return replace(kept, pins=tuple(pins))
 
 
@@ -327,7 +327,7 @@ def _min_epochs(backend: ParquetBackend, plan: RollbackPlan) -> Iterator[Epoch]:
 
     Cleanups that these epochs have begun may still be active, and pinning an epoch depends on it.
     """
-    for one in plan.given_up:
+    for epoch in plan.given_up:
         with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
-            yield backend.load_checkpoint_metadata(one.epoch).min_epoch
+            yield backend.load_checkpoint_metadata(epoch.epoch).min_epoch
     yield Epoch(0)

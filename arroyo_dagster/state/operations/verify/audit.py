@@ -111,14 +111,14 @@ def _verified(
     if not ParquetBackend(store, paths).epochs():
         return None, 0, []
     try:
-        found = verify_job(store, paths, level=settings.level, on_progress=on_progress)
-        findings = list(found.verdict.findings)
+        job_verdict = verify_job(store, paths, level=settings.level, on_progress=on_progress)
+        findings = list(job_verdict.verdict.findings)
         if settings.level:
-            findings += _hot_keys(store, paths, found, settings)
+            findings += _hot_keys(store, paths, job_verdict, settings)
     except (FormatError, NotFoundError) as problem:
         step = "verify the job: `arroyo-state verify` says what is damaged, and where to go back to"
         return None, 1, [error("epoch-not-verified", paths.root, problem.message, step)]
-    return found.epoch, found.verdict.inspected, findings
+    return job_verdict.epoch, job_verdict.verdict.inspected, findings
 
 
 def _hot_keys(
@@ -148,7 +148,7 @@ def _facts(store: ObjectStore, paths: JobPaths, on_progress: OnProgress) -> Audi
         pinned = frozenset()  # `health` reports it
     return AuditFacts(
         paths=paths,
-        epochs=[one for one in read.values() if isinstance(one, Checkpoint)],
+        epochs=[answer for answer in read.values() if isinstance(answer, Checkpoint)],
         problems={
             epoch: str(one) for epoch, one in read.items() if not isinstance(one, Checkpoint)
         },
@@ -161,8 +161,8 @@ def _facts(store: ObjectStore, paths: JobPaths, on_progress: OnProgress) -> Audi
 
 def _some_of_each_code(findings: Iterable[Finding]) -> Iterator[Finding]:
     counts: dict[tuple[str, Severity], int] = {}
-    for one in findings:
-        kind = (one.code, one.severity)
+    for finding in findings:
+        kind = (finding.code, finding.severity)
         counts[kind] = counts.get(kind, 0) + 1
         if counts[kind] <= _FINDINGS_PER_CODE:
-            yield one
+            yield finding

@@ -97,14 +97,14 @@ def data_findings(
     files = _read(store, tables.files, plan, look, on_progress, items)
     findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
     # Metadata of another job or epoch cannot be compared with its neighbours.
-    if not any(one.code == "metadata-of-another" for one in found.findings):
+    if not any(finding.code == "metadata-of-another" for finding in found.findings):
         findings += _across(store, paths, found.history, look)
     findings += _waiting(store, paths, checkpoint)
     findings += value_findings(store, checkpoint, tables.files, files, look, items)
     if look.level < MAX_LEVEL:
         return DataFindings(findings=tuple(findings), inspected=len(files))
-    told = {one.object for one in (*found.findings, *findings)}
-    findings += owner_findings(plan, files, told)
+    reported = {finding.object for finding in (*found.findings, *findings)}
+    findings += owner_findings(plan, files, reported)
     findings += unkeyed_findings(checkpoint, files)
     restore = subtask_restores(plan, files)
     return DataFindings(findings=tuple(findings), restore=restore, inspected=len(files))
@@ -183,23 +183,23 @@ def _read(
             variant=find_variant(store, listed.values()),
         )
     reads = {(read.operator, read.table): read for read in plan.reads}
-    wanted = [_to_read(file, reads) for file in listed.values()]
-    count = counter(on_progress, "verified files", len(wanted), ProgressUnit.FILES)
+    to_read = [_to_read(file, reads) for file in listed.values()]
+    count = counter(on_progress, "verified files", len(to_read), ProgressUnit.FILES)
     # A footer takes about the same time whatever the size of its file.
     sizes = stored_sizes(store, listed) if items.distributes and look.level > 1 else {}
     weights = [_FILE_BYTES + sizes.get(path, 0) for path in listed]
     choice = items.choose(
-        "verify files", WorkAmount(files=len(wanted), size_bytes=sum(sizes.values()))
+        "verify files", WorkAmount(files=len(to_read), size_bytes=sum(sizes.values()))
     )
-    found = items.run(
+    facts = items.run(
         choice,
         partial(_facts_of, store, look),
-        wanted,
+        to_read,
         weights,
         threads=_READERS if look.level > 1 else _FOOTER_READERS,
         on_items=lambda done: _repeat(count, done),
     )
-    pairs = zip(listed, found, strict=True)
+    pairs = zip(listed, facts, strict=True)
     return {path: facts for path, facts in pairs if facts is not None}
 
 
@@ -223,8 +223,8 @@ def _stored_sizes(
     groups = list(by_directory.values())
     weights = [len(group) for group in groups]
     choice = items.choose("verify that files exist", WorkAmount(objects=sum(weights)))
-    found = items.run(choice, partial(stored_sizes, store), groups, weights)
-    return {path: size for sizes in found for path, size in sizes.items()}
+    answers = items.run(choice, partial(stored_sizes, store), groups, weights)
+    return {path: size for sizes in answers for path, size in sizes.items()}
 
 
 def _to_read(
@@ -247,9 +247,9 @@ def _of_files(
 ) -> Iterator[Finding]:
     twice = list(list_findings(checkpoint, paths.root, files))
     yield from twice
-    told = {one.object for one in twice if one.code == "file-listed-twice"}
+    reported = {finding.object for finding in twice if finding.code == "file-listed-twice"}
     for path, file in listed.items():
-        if path not in told:
+        if path not in reported:
             yield from file_findings(file, files.get(path))
 
 
@@ -263,13 +263,13 @@ def _across(
         yield from positions() if decodes else ()
         return
     edits = read_edits(store, paths, history)
-    known = [record for record in edits.records.values() if record is not None]
-    explained = explained_files(history, known, edits.digests)
-    yield from across_findings(history, explained, undone_files(history, known))
+    readable = [record for record in edits.records.values() if record is not None]
+    explained = explained_files(history, readable, edits.digests)
+    yield from across_findings(history, explained, undone_files(history, readable))
     yield from edit_findings(history, edits.records, edits.digests)
     yield from rebuild_findings(history, read_rebuilds(store, paths))
     if decodes:
-        edited = any(concerns(record, now) for record in known)
+        edited = any(concerns(record, now) for record in readable)
         yield from positions(edited=edited, unlisted=explained.get(now.epoch, frozenset()))
 
 

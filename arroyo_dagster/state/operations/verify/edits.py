@@ -63,7 +63,7 @@ def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint
         for path, record in read.items()
         if (path in listed if record is None else any(concerns(record, one) for one in history))
     }
-    named = sorted({at for one in records.values() if one is not None for at in one.objects})
+    named = sorted({path for edit in records.values() if edit is not None for path in edit.objects})
     digests = concurrently(lambda path: _digest(store, path), named)
     pairs = zip(named, digests, strict=True)
     return EditFacts(records, {path: digest for path, digest in pairs if digest is not None})

@@ -28,7 +28,7 @@ def list_objects(store: ObjectStore, paths: JobPaths) -> dict[StatePath, ObjectI
         StorageError: the store failed.
     """
     leases = f"{paths.leases}/"
-    return {one.path: one for one in store.list(paths.root) if not one.path.startswith(leases)}
+    return {info.path: info for info in store.list(paths.root) if not info.path.startswith(leases)}
 
 
 def listing_digest(objects: Mapping[StatePath, ObjectInfo]) -> str:

@@ -43,9 +43,9 @@ def hot_keys(
             if isinstance(config, ExpiringTimeKeyConfig) and config.schema.hashed_indices:
                 counts = _count(store, list(dict.fromkeys(listed.paths)))
                 table = f"{operator.operator}.{name}"
-                found = hot_key_finding(paths.root, table, counts, settings)
-                if found is not None:
-                    yield found
+                finding = hot_key_finding(paths.root, table, counts, settings)
+                if finding is not None:
+                    yield finding
 
 
 def _count(store: ObjectStore, files: Sequence[StatePath]) -> KeyCounts:

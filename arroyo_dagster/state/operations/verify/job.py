@@ -93,23 +93,23 @@ def verify_job(
         ConflictError: epochs expire faster than they can be read.
         StorageError: the store failed.
     """
-    asked = VerifySettings(level=level, parallelism=parallelism, history=history)
+    settings = VerifySettings(level=level, parallelism=parallelism, history=history)
     look = CheckDepth(
-        level=asked.level,
-        parallelism=asked.parallelism,
+        level=settings.level,
+        parallelism=settings.parallelism,
         catalogue=catalogue or default_catalogue(),
     )
     for _ in range(_ATTEMPTS):
         epochs = ParquetBackend(store, paths).epochs()
-        wanted = chosen_epoch(store, paths, epochs, epoch)
-        if wanted != epochs[-1] and (held := metadata_only_epochs(store, paths, {wanted})):
-            return _metadata_only(paths, wanted, held[wanted], look)
-        found = read_job_metadata(store, paths, epochs, wanted, asked.history)
-        ours = [
-            *_records(store, paths, found, whole=level == MAX_LEVEL),
+        number = chosen_epoch(store, paths, epochs, epoch)
+        if number != epochs[-1] and (needed_by := metadata_only_epochs(store, paths, {number})):
+            return _metadata_only(paths, number, needed_by[number], look)
+        metadata = read_job_metadata(store, paths, epochs, number, settings.history)
+        findings = [
+            *_records(store, paths, metadata, whole=level == MAX_LEVEL),
             *check_journal(store, paths, None if level == MAX_LEVEL else NEWEST),
         ]
-        verdict = _judge(store, paths, found, look, on_progress, items, ours)
+        verdict = _judge(store, paths, metadata, look, on_progress, items, findings)
         # Objects that an expiry deletes meanwhile are not damage.
         if verdict.passed or set(epochs) <= set(ParquetBackend(store, paths).epochs()):
             return verdict
@@ -167,5 +167,5 @@ def _judge(
             inspected=found.objects + data.inspected,
         ),
         restore=data.restore,
-        epochs=tuple(one.epoch for one in found.history),
+        epochs=tuple(checkpoint.epoch for checkpoint in found.history),
     )

@@ -86,21 +86,21 @@ def find_shared_keys(store: ObjectStore, epoch: KeyedEpoch) -> SharedKeys | None
     subtasks = list(epoch.files)
     with ExitStack() as opened:
         try:
-            groups = [list(open_keyed_files(store, epoch.files[one])) for one in subtasks]
+            groups = [list(open_keyed_files(store, epoch.files[subtask])) for subtask in subtasks]
             for file in itertools.chain(*groups):
                 opened.enter_context(closing(file.data))
-            found = keys_of_several(groups)
+            shared = keys_of_several(groups)
         except (FormatError, NotFoundError):
             return None  # it was deleted or changed since it was checked
-    if found is None:
+    if shared is None:
         return None
     return SharedKeys(
         operator=epoch.operator,
         table=epoch.table,
         directory=epoch.directory,
-        keys=found.keys,
-        differ=found.differ,
-        subtasks=tuple(subtasks[place] for place in found.groups),
+        keys=shared.keys,
+        differ=shared.differ,
+        subtasks=tuple(subtasks[place] for place in shared.groups),
     )
 
 
@@ -155,5 +155,5 @@ def _vote(votes: _Votes, batch: pa.RecordBatch, indices: tuple[int, ...]) -> Non
     stored = batch.column(batch.num_columns - 2)
     for variant in HashVariant:
         columns = [batch.column(index) for index in indices]
-        found = key_hashes(columns, batch.num_rows, variant=variant)
-        votes.rows[variant] += pc.sum(pc.equal(found, stored)).as_py() or 0
+        hashes = key_hashes(columns, batch.num_rows, variant=variant)
+        votes.rows[variant] += pc.sum(pc.equal(hashes, stored)).as_py() or 0

@@ -83,33 +83,33 @@ def read_job_metadata(
     Raises:
         StorageError: the store failed.
     """
-    inspected = tuple(one for one in epochs if one <= epoch)[-history - 1 :]
+    inspected = tuple(number for number in epochs if number <= epoch)[-history - 1 :]
     if any(later - earlier > 1 for earlier, later in itertools.pairwise(inspected)):
         inspected = _without_pinned(store, paths, inspected)
     reader = _Reader(store, paths)
     if paths.layout is Layout.LEGACY:
         reader.read_all(map(paths.legacy_metadata, inspected), metadata.decode_legacy_checkpoint)
     else:
-        records_of = [paths.epoch_record(one) for one in inspected]
+        records_of = [paths.epoch_record(number) for number in inspected]
         reader.read_all(records_of, records.decode_epoch_record)
         _read_manifests(reader, records_of)
     rollbacks = _rollbacks(reader, inspected)
-    left = rolled_back(inspected[-1], inspected, rollbacks)
-    lineage = tuple(one for one in inspected if one not in left)
-    rollbacks = {one: to for one, to in rollbacks.items() if one not in left}
+    abandoned = rolled_back(inspected[-1], inspected, rollbacks)
+    lineage = tuple(number for number in inspected if number not in abandoned)
+    rollbacks = {number: to for number, to in rollbacks.items() if number not in abandoned}
     judge = _legacy if paths.layout is Layout.LEGACY else _protocol
     return judge(reader, lineage, newest=epochs[-1], rollbacks=rollbacks)
 
 
 def _rollbacks(reader: _Reader, epochs: Iterable[Epoch]) -> dict[Epoch, Epoch]:
     """Return the epochs that a rollback published, with the epochs they restored."""
-    found: dict[Epoch, Epoch] = {}
+    rollbacks: dict[Epoch, Epoch] = {}
     for epoch in epochs:
         head = _head(reader, epoch)
         if head is not None and head.progress is not None and head.epoch == epoch:
             restored = head.progress.rolled_back_to
-            found.update({} if restored is None else {epoch: restored})
-    return found
+            rollbacks.update({} if restored is None else {epoch: restored})
+    return rollbacks
 
 
 def _head(reader: _Reader, epoch: Epoch) -> Manifest | LegacyCheckpoint | None:
@@ -151,11 +151,11 @@ class _Reader(MetadataReader):
 
     def read_all(self, paths: Iterable[StatePath], decode: _Decode) -> None:
         """Read objects that were not read before, concurrently."""
-        wanted = [path for path in dict.fromkeys(paths) if path not in self.objects]
-        found = concurrently(lambda path: self.read_or_error(path, decode), wanted)
+        unread = [path for path in dict.fromkeys(paths) if path not in self.objects]
+        results = concurrently(lambda path: self.read_or_error(path, decode), unread)
         self.objects.update(
-            (path, Unreadable(one.message) if isinstance(one, ArroyoStateError) else one)
-            for path, one in zip(wanted, found, strict=True)
+            (path, Unreadable(read.message) if isinstance(read, ArroyoStateError) else read)
+            for path, read in zip(unread, results, strict=True)
         )
 
     def fact(self, path: StatePath) -> recovery.MetadataRecord | None:
@@ -165,15 +165,15 @@ class _Reader(MetadataReader):
             _UnreadableFact: it does not decode.
         """
         self.read_all([path], decode_by_name)
-        found = self.objects[path]
-        if isinstance(found, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
+        record = self.objects[path]
+        if isinstance(record, Unreadable | LegacyCheckpoint | OperatorCheckpoint):
             raise _UnreadableFact
-        return found
+        return record
 
     def get(self, path: StatePath, kind: type[Any]) -> Any:
         """Return an object that was read; None if it is missing, broken or of another kind."""
-        found = self.objects.get(path)
-        return found if isinstance(found, kind) else None
+        record = self.objects.get(path)
+        return record if isinstance(record, kind) else None
 
 
 # ---- protocol ------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _protocol(
     facts = replace(facts, managed=managed)
     if facts.newest:
         facts = replace(facts, next_start=_next_start(reader, facts))
-    states = [_protocol_checkpoint(facts, one) for one in inspected]
+    states = [_protocol_checkpoint(facts, number) for number in inspected]
     return _judged(reader, facts, paths.epoch_record(epoch), states, protocol_findings(facts))
 
 
@@ -216,9 +216,9 @@ def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
 
 def _read_manifests(reader: _Reader, records_of: Iterable[StatePath]) -> None:
     """Read the manifests that the records name, and the markers of those that need a commit."""
-    found = [reader.get(path, EpochRecord) for path in records_of]
+    heads = [reader.get(path, EpochRecord) for path in records_of]
     refs = [
-        one.checkpoint_ref for one in found if one and reader.paths.contains(one.checkpoint_ref)
+        head.checkpoint_ref for head in heads if head and reader.paths.contains(head.checkpoint_ref)
     ]
     reader.read_all(refs, metadata.decode_manifest)
     manifests = [(ref, reader.get(ref, Manifest)) for ref in refs]
@@ -264,10 +264,10 @@ def _next_start(reader: _Reader, facts: ProtocolFacts) -> NextStart | str | None
 
 
 def _protocol_checkpoint(facts: ProtocolFacts, epoch: Epoch) -> Checkpoint | None:
-    found = head_of(replace(facts, epoch=epoch))
-    if found is None or found[1].epoch != epoch:
+    head = head_of(replace(facts, epoch=epoch))
+    if head is None or head[1].epoch != epoch:
         return None
-    ref, manifest = found
+    ref, manifest = head
     done = not manifest.needs_commit or facts.get(recovery.marker_path(ref), CommittedMarker)
     state = CheckpointState.READY if done else CheckpointState.COMMITTING
     return as_checkpoint(manifest, ref, state)
@@ -298,9 +298,9 @@ def _judged(
         root=root,
         epoch=facts.epoch,
         checkpoint=checkpoint,
-        history=tuple(one for one in states if one is not None) if checkpoint else (),
+        history=tuple(state for state in states if state is not None) if checkpoint else (),
         findings=(*findings, *cut),
-        objects=sum(found is not None for found in facts.objects.values()),
+        objects=sum(record is not None for record in facts.objects.values()),
     )
 
 
@@ -316,7 +316,7 @@ def _legacy(
     last = reader.get(paths.legacy_metadata(newest), LegacyCheckpoint)
     min_epoch = Epoch(0) if last is None else last.min_epoch
     _read_operators(reader, inspected, head, min_epoch)
-    states = [_legacy_checkpoint(reader, one) for one in inspected]
+    states = [_legacy_checkpoint(reader, number) for number in inspected]
     facts = LegacyFacts(
         paths=paths,
         epoch=epoch,
@@ -340,20 +340,20 @@ def _read_operators(
 ) -> None:
     """Read the operators of every inspected epoch, and those that Arroyo's cleanup will read."""
     names = () if head is None else head.operators
-    wanted = {one: _operators_of(reader, one) or names for one in inspected}
+    by_epoch = {number: _operators_of(reader, number) or names for number in inspected}
     if head is not None:
         oldest = max(head.epoch - LEGACY_EPOCHS_BEFORE_NEWEST, min_epoch, 1)
         for number in range(oldest, head.epoch):
             epoch = Epoch(number)
             path = reader.paths.legacy_metadata(epoch)
             reader.read_all([path], metadata.decode_legacy_checkpoint)
-            wanted[epoch] = (*wanted.get(epoch, ()), *names)
-    found = [
+            by_epoch[epoch] = (*by_epoch.get(epoch, ()), *names)
+    paths = [
         reader.paths.operator_metadata(name, epoch)
-        for epoch, operators in wanted.items()
+        for epoch, operators in by_epoch.items()
         for name in operators
     ]
-    reader.read_all(found, metadata.decode_operator)
+    reader.read_all(paths, metadata.decode_operator)
 
 
 def _operators_of(reader: _Reader, epoch: Epoch) -> tuple[OperatorId, ...]:
@@ -367,8 +367,8 @@ def _legacy_checkpoint(reader: _Reader, epoch: Epoch) -> Checkpoint | None:
     head: LegacyCheckpoint | None = reader.get(path, LegacyCheckpoint)
     if head is None or head.epoch != epoch:
         return None
-    at = (reader.paths.operator_metadata(name, epoch) for name in head.operators)
-    operators = [reader.get(one, OperatorCheckpoint) for one in at]
+    paths = (reader.paths.operator_metadata(name, epoch) for name in head.operators)
+    operators = [reader.get(path, OperatorCheckpoint) for path in paths]
     if None in operators:
         return None
     committed = head.progress is not None and _noted(reader, head)
@@ -395,11 +395,11 @@ def _unfinished(reader: _Reader, newest: Epoch) -> tuple[Epoch, ...]:
     """Return directories later than every visible epoch in which an operator was finished."""
     numbers = ParquetBackend(reader.store, reader.paths).checkpoint_dirs()
     names = _operators_of(reader, newest)
-    found = []
+    unfinished = []
     for epoch in (number for number in numbers if number > newest):
         heads = concurrently(
             reader.store.head, [reader.paths.operator_metadata(name, epoch) for name in names]
         )
         if any(heads):
-            found.append(epoch)
-    return tuple(found)
+            unfinished.append(epoch)
+    return tuple(unfinished)

@@ -62,11 +62,11 @@ def _positions(
 ) -> Positions:
     job = StateJob(StateCatalog(store, NOTHING_PRIVATE, catalogue), paths)
     try:
-        found = source_positions(StateEpoch(job, checkpoint))
+        positions = source_positions(StateEpoch(job, checkpoint))
     except (FormatError, NotFoundError):
         return {}
     return {
-        (one.operator, one.table, one.partition): one.position
-        for one in found
-        if one.position is not None and counts_records(one)
+        (position.operator, position.table, position.partition): position.position
+        for position in positions
+        if position.position is not None and counts_records(position)
     }

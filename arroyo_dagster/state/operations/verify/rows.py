@@ -227,8 +227,8 @@ class _RowsScan:
 
 
 def _bounds(values: pa.Array) -> Iterator[int]:
-    found = pc.min_max(values).as_py()
-    return (found[end] for end in ("min", "max") if found[end] is not None)
+    bounds = pc.min_max(values).as_py()
+    return (bounds[end] for end in ("min", "max") if bounds[end] is not None)
 
 
 def _range(values: list[int]) -> list[int]:
@@ -281,10 +281,10 @@ class _PairsScan:
             stored = self._version == config.state_version
             self._undecodable = self._undecodable or _typed_error(config, keys, values, stored)
             return
-        known = self._look.catalogue.find(self._listed.operator, config)
+        tables = self._look.catalogue.find(self._listed.operator, config)
         problem = self._form_error(keys, values)
         # Entries of an unknown state version may have any form; known ones must decode.
-        if any(one.has_version(self._version) for one in known):
+        if any(table.has_version(self._version) for table in tables):
             self._undecodable = self._undecodable or problem
         else:
             self._unknown = self._unknown or problem
@@ -318,14 +318,14 @@ def _typed_error(
 def _pairs_error(
     key_type: Type, value_type: Type, keys: list[bytes], values: list[bytes]
 ) -> str | None:
-    for what, described, found in (("key", key_type, keys), ("value", value_type, values)):
+    for what, described, encoded in (("key", key_type, keys), ("value", value_type, values)):
         try:
-            codec_for(described).decode_many(found)
+            codec_for(described).decode_many(encoded)
         except FormatError as error:
             return f"a {what} does not match the table's types: {error.message}"
     return None
 
 
 def _removal_error(operations: Iterable[bytes]) -> str | None:
-    strange = next((one for one in set(operations) if not _is_operation(one)), None)
+    strange = next((raw for raw in set(operations) if not _is_operation(raw)), None)
     return None if strange is None else f"{strange.hex()} is not an operation on a key"

@@ -58,7 +58,7 @@ def check_store(
     listed = _permission("list", store.list_dir) if _has_root(store) else None
     # Read-only credentials are known by a plain write before a conditional one is judged.
     writes = [] if read_only else list(_writes(store, clock))
-    refused = any(one.name == "create" and one.status is not CheckStatus.OK for one in writes)
+    refused = any(check.name == "create" and check.status is not CheckStatus.OK for check in writes)
     return (
         _conditional_create(store, skipped="it needs a write" if read_only or refused else None),
         listed or StoreCheck(name="list", status=CheckStatus.OK, detail="permitted"),
@@ -105,12 +105,12 @@ def _writes(store: ObjectStore, clock: Clock) -> Iterator[StoreCheck]:
         yield _not_checked("delete", "it needs an object")
         yield _not_checked("clocks", "they need an object")
         return
-    here = (before + clock()) // 2
+    local_micros = (before + clock()) // 2
     info = store.head(probe)
     yield _permission(
         "delete", lambda: _delete(store, probe), f"allow it, and delete {probe}: gc needs it"
     )
-    yield _clocks(None if info is None else info.modified_micros, here)
+    yield _clocks(None if info is None else info.modified_micros, local_micros)
 
 
 def _delete(store: ObjectStore, probe: StatePath) -> None:
@@ -132,7 +132,7 @@ def _clocks(store_micros: int | None, here_micros: int) -> StoreCheck:
 
 def _layout(store: ObjectStore) -> Iterator[StoreCheck]:
     try:
-        found = Counter(paths.layout.value for paths in list_jobs(store))
+        counts = Counter(paths.layout.value for paths in list_jobs(store))
     except ArroyoStateError as error:
         if error.retryable:
             raise
@@ -141,7 +141,7 @@ def _layout(store: ObjectStore) -> Iterator[StoreCheck]:
             name="layout", status=CheckStatus.WARNING, detail=error.message, next_step=step
         )
         return
-    jobs = ", ".join(f"{count} jobs in the {layout} layout" for layout, count in found.items())
+    jobs = ", ".join(f"{count} jobs in the {layout} layout" for layout, count in counts.items())
     yield StoreCheck(name="layout", status=CheckStatus.OK, detail=jobs or "no jobs yet")
 
 

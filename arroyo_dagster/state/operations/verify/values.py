@@ -45,18 +45,18 @@ def value_findings(
         return
     unknown: dict[tuple[OperatorId, TableName], str] = {}
     for path, file in listed.items():
-        found = files.get(path)
-        if found is not None and found.rows is not None and found.rows.unknown:
-            unknown.setdefault((file.operator, file.config.table), found.rows.unknown)
+        facts = files.get(path)
+        if facts is not None and facts.rows is not None and facts.rows.unknown:
+            unknown.setdefault((file.operator, file.config.table), facts.rows.unknown)
     yield from unknown_table_findings(unknown)
     epochs = list(_keyed_epochs(checkpoint, files))
-    weights = [sum(files[path].size_bytes for path in one.paths) for one in epochs]
-    count = sum(len(list(one.paths)) for one in epochs)
+    weights = [sum(files[path].size_bytes for path in epoch.paths) for epoch in epochs]
+    count = sum(len(list(epoch.paths)) for epoch in epochs)
     choice = items.choose("compare keys", WorkAmount(files=count, size_bytes=sum(weights)))
     find = partial(find_shared_keys, store)
     # One at a time: the keys of an epoch are in memory.
     shared = items.run(choice, find, epochs, weights, threads=Threads(count=1))
-    several = [one for one in shared if one is not None]
+    several = [keys for keys in shared if keys is not None]
     yield from shared_key_findings(several, managed=checkpoint.progress is not None)
     if checkpoint.progress is None:
         yield from _commit_data(checkpoint, look.catalogue)
@@ -79,11 +79,11 @@ def _commit_data(checkpoint: Checkpoint, catalogue: Catalogue) -> Iterator[Findi
             config = operator.configs.get(name)
             if config is None:
                 continue  # reported as an error of the configuration
-            typed = any(one.commit for one in catalogue.find(operator.operator, config))
+            typed = any(table.commit for table in catalogue.find(operator.operator, config))
             for subtask, data in by_subtask.items():
                 if not data or not typed:
                     continue
                 if catalogue.decode_commit_data(operator.operator, config, data) is None:
-                    at = f"{operator.operator}.{name}"
-                    evidence = f"the commit data of subtask {subtask} of {at} does not decode"
+                    dotted = f"{operator.operator}.{name}"
+                    evidence = f"the commit data of subtask {subtask} of {dotted} does not decode"
                     yield error("commit-undecodable", checkpoint.ref, evidence, KEEP_AND_REPORT)
