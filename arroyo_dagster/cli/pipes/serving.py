@@ -86,8 +86,8 @@ def _find_parameters() -> PipesParamsLoader:
     ]
     for loader in (kind() for kind in kinds):
         if loader.is_dagster_pipes_process():
-            found: PipesParamsLoader = loader
-            return found
+            active: PipesParamsLoader = loader
+            return active
     raise InputError(
         "no Pipes client started this process",
         next_step="let a run of Dagster start it: see PipesRunner in the documentation",
