@@ -292,17 +292,17 @@ def build_root_gc(names: Names, table: str) -> dg.AssetsDefinition:
         config: config_class,  # type: ignore[valid-type]
     ) -> Any:
         tools, runs = names.tools(context), list[_GcRun]()
-        given: GcRunConfig = config
+        gc_config: GcRunConfig = config
         with as_failure():
-            jobs, others = _allowed(given, tools)
+            jobs, others = _allowed(gc_config, tools)
 
         def work(turn: Turn) -> Iterator[Any]:
-            runs.append(_GcRun(turn, given))
+            runs.append(_GcRun(turn, gc_config))
             runs[-1].plan_and_execute()
             yield from ()
 
         try:
-            yield from serve(context, jobs, work, given, tools)
+            yield from serve(context, jobs, work, gc_config, tools)
         except GeneratorExit:
             raise
         except BaseException:  # what was deleted is on record all the same
