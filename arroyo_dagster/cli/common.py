@@ -105,10 +105,10 @@ class _Commands(LazyGroup):
             if missing is not None:
                 print_error(missing)
                 ctx.exit(1)
-            shown = redacted_cause(error)
-            if shown is error:
+            cause = redacted_cause(error)
+            if cause is error:
                 raise
-            raise shown  # noqa: B904 - what it stands for holds a secret
+            raise cause  # noqa: B904 - what it stands for holds a secret
 
 
 def if_interrupted(state: str) -> None:

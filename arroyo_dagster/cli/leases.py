@@ -45,20 +45,20 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
         "lease": None if lease is None else _json(lease, wall_clock()),
     }
     if lease is None or released:
-        said = f"{name} is free ({('released' if released else 'never taken')}): nothing to break"
+        text = f"{name} is free ({('released' if released else 'never taken')}): nothing to break"
     elif not yes:
-        said = f"{name} is {_evidence(lease)}\nnothing was changed, add --yes to break it"
+        text = f"{name} is {_evidence(lease)}\nnothing was changed, add --yes to break it"
     else:
         click.echo(f"{name} is {_evidence(lease)}", err=True)
         micros = break_lease(store, paths, kind, sleep=_wait)
         age = None if micros is None else micros / 1e6
         document |= {"done": True, "age_seconds_by_the_store": age}
         ago = "" if age is None else f"; it was renewed {age:.0f} s before (store's clock)"
-        said = f"{name} was broken and is free{ago}"
+        text = f"{name} was broken and is free{ago}"
     if as_json:
         print_json(document)
     else:
-        click.echo(said)
+        click.echo(text)
 
 
 def _wait(seconds: float) -> None:

@@ -171,5 +171,5 @@ def _offset_lines(now: Mapping[str, object] | None, then: Mapping[str, object]) 
 
 def _names(files: tuple[str, ...]) -> str:
     more = len(files) - FILES_PRINTED
-    shown = ", ".join(files[:FILES_PRINTED]) or "no files"
-    return f"{len(files)} files: {shown}" + (f" and {more} more" if more > 0 else "")
+    names = ", ".join(files[:FILES_PRINTED]) or "no files"
+    return f"{len(files)} files: {names}" + (f" and {more} more" if more > 0 else "")

@@ -231,14 +231,14 @@ def _value(field: SettingField) -> dict[str, Any]:
     setting, default = field.setting, field.given_default
     if field.kind in (tuple, Mapping):
         return {"type": setting_type(field), "multiple": True, "metavar": setting.metavar}
-    shown: bool | str = default is not None
+    show_default: bool | str = default is not None
     if setting.duration and default is not None:
         default = dt.timedelta(microseconds=field.default)
-        shown = format_duration(default)
+        show_default = format_duration(default)
     return {
         "type": setting_type(field),
         "default": default,
-        "show_default": shown,
+        "show_default": show_default,
         "metavar": setting.metavar,
     }
 

@@ -96,8 +96,8 @@ def show(
         _print_description(description, hashed, asked)
         _print_answers(answers)
     problems = [*asked.errors, version_error(description.checkpoint), damage]
-    seen = {str(error) for error in problems}
-    report([*problems, *(error for error in errors if str(error) not in seen)])
+    texts = {str(error) for error in problems}
+    report([*problems, *(error for error in errors if str(error) not in texts)])
 
 
 _Answers = dict[str, list[dict[str, Any]]]

@@ -91,11 +91,11 @@ def _fold(text: str, width: int) -> list[str]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
-    shown = []
+    padded = []
     for cell, width, number in zip(cells, widths, numbers, strict=True):
         spaces = " " * (width - cell_len(cell))
-        shown.append(spaces + cell if number else cell + spaces)
-    return (" " * GAP).join(shown).rstrip()
+        padded.append(spaces + cell if number else cell + spaces)
+    return (" " * GAP).join(padded).rstrip()
 
 
 def _records(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:

@@ -169,11 +169,11 @@ def _verdict_lines(found: JobVerdict) -> Iterator[str]:
             if finding.severity is severity:
                 yield f"{severity.value}: {finding}"
     counts = {level: sum(f.severity is level for f in findings) for level in Severity}
-    said = ", ".join(f"{count} {one.value}s" for one, count in counts.items() if count)
+    summary = ", ".join(f"{count} {level.value}s" for level, count in counts.items() if count)
     rest = ", ".join(_LEVELS[found.level + 1 :])
     verdict = "can be restored" if found.passed else "cannot be restored safely"
     yield (
-        f"{found.paths.root} epoch {found.epoch} {verdict}: {said or 'nothing found'}; "
+        f"{found.paths.root} epoch {found.epoch} {verdict}: {summary or 'nothing found'}; "
         f"{found.verdict.inspected} objects checked, level {found.level} ({_LEVELS[found.level]})"
         f"{f'; not checked: {rest}' if rest else ''}"
     )

@@ -154,8 +154,8 @@ def _print_forecasts(
 
 
 def _forecast_json(found: CompactionPlan | RewritePlan) -> dict[str, Any]:
-    shown = plain_values(found)
-    return {"job": _name(found), **{key: shown[key] for key in ("epoch", "before", "after")}}
+    document = plain_values(found)
+    return {"job": _name(found), **{key: document[key] for key in ("epoch", "before", "after")}}
 
 
 def _forecast_line(found: CompactionPlan | RewritePlan) -> tuple[object, ...]:

@@ -70,15 +70,15 @@ def explain(
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of_environment(api, database, assume)
-    asked = _orphans_request(grace_micros, directory)
+    request = _orphans_request(grace_micros, directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
-        reasons = explain_directory(store, paths, path, asked)
+        reasons = explain_directory(store, paths, path, request)
         if as_json:
             print_json(reasons_json(reasons))
         else:
             print_reasons(reasons)
         return
-    info = explain_object(store, paths, path, asked)
+    info = explain_object(store, paths, path, request)
     if as_json:
         document = {
             "path": info.path,

@@ -71,8 +71,8 @@ def print_log(
 def _text(file: str, entry: LogEntry) -> str:
     place = f" on {entry.place}" if entry.place else ""
     line = "" if entry.line is None else f"\n  {file}:{entry.line}"
-    said = entry.reason if entry.message is None else f"message: {entry.message}"
+    detail = entry.reason if entry.message is None else f"message: {entry.message}"
     return (
         f"{iso_micros(entry.at_ms * 1000)} {entry.service}/{entry.step} epoch "
-        f"{entry.epoch}{place}{line}\n  {said}"
+        f"{entry.epoch}{place}{line}\n  {detail}"
     )

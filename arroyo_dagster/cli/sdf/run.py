@@ -326,10 +326,10 @@ def _is_endless(given: BindingsText) -> bool:
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
     """Stop on Ctrl-C or SIGTERM with a last checkpoint; a second signal kills the process."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
         for other in before:
             signal.signal(other, signal.SIG_DFL)
         click.echo("stopping with a last checkpoint", err=True)
@@ -337,7 +337,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -118,9 +118,9 @@ def print_outcome(outcome: EditOutcome) -> None:
 def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
     """Return the JSON form of an edit; the plan alone if nothing was done."""
     plan = outcome.plan
-    shown: dict[str, Any] = plain_values(plan)
+    document: dict[str, Any] = plain_values(plan)
     return {
-        "plan": {**shown, "operation": plan.edit.name, "digest": plan.digest},
+        "plan": {**document, "operation": plan.edit.name, "digest": plan.digest},
         "done": outcome.published,
         "epoch": plan.epoch if plan.publishes is None else plan.publishes,
         "objects": {
