@@ -216,8 +216,8 @@ def build_arroyo_definitions(
 
     def build(found: PipelineList) -> dg.Definitions:
         names = Names(resolved.translator, found, deployment)
-        asked = (resource.arroyo_api_url, resource.arroyo_database, directory.assume)
-        parts = _Parts(names, resolved, mode, running, has_status=any(asked))
+        status_sources = (resource.arroyo_api_url, resource.arroyo_database, directory.assume)
+        parts = _Parts(names, resolved, mode, running, has_status=any(status_sources))
         session = resolved.spark or SparkSessionResource()
         shared = dg.Definitions(
             resources={

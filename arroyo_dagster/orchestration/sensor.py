@@ -229,8 +229,8 @@ class _Tick:
         elif not self._has(key, checkpoint):
             # Epochs may have expired before they were seen; a job that began anew counts from 1.
             new = int(checkpoint.epoch) - before if before else 0
-            seen = len(job.checkpoints) + job.passed_over
-            self.events.append(self._event(key, job, checkpoint, max(new, seen)))
+            count = len(job.checkpoints) + job.passed_over
+            self.events.append(self._event(key, job, checkpoint, max(new, count)))
 
     def _newest_events(
         self, changes: "FleetChanges"

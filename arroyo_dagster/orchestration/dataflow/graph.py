@@ -117,10 +117,10 @@ class SdfGraph:
         for service in services:
             read = [self._spec(TOPIC, topic).key for topic in _topics(service.sources)]
             refs = [state.ref for state in service.states.values() if state.ref is not None]
-            seen = [
+            state_keys = [
                 self.key_of(self.dataflow.services[ref.service].states[ref.state]) for ref in refs
             ]
-            specs.append(self._spec(SERVICE, service.name, deps=[*read, *seen]))
+            specs.append(self._spec(SERVICE, service.name, deps=[*read, *state_keys]))
         return _without_cycles(specs, fixed=self.state_specs())
 
     def _spec(

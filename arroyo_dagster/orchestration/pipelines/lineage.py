@@ -196,8 +196,8 @@ def _place(options: Mapping[str, str]) -> list[str]:
 def _segments(location: str) -> list[str]:
     """Return the parts of a path or URL without user, query and `file:`."""
     if "://" in location:
-        shown = redact_url(location).partition("?")[0].replace(f"{HIDDEN}@", "")
-        scheme, _, rest = shown.partition("://")
+        url = redact_url(location).partition("?")[0].replace(f"{HIDDEN}@", "")
+        scheme, _, rest = url.partition("://")
         location = rest if scheme == "file" else f"{scheme}/{rest}"
     return [part for part in location.split("/") if part]
 
@@ -313,12 +313,12 @@ def _closing(edges: Iterable[_Edge]) -> set[_Edge]:
 
 def reaches(start: _T, end: _T, after: Mapping[_T, Collection[_T]]) -> bool:
     """Return whether `end` is `start`, or follows it."""
-    seen, waiting = {start}, [start]
+    visited, waiting = {start}, [start]
     while waiting:
         node = waiting.pop()
         if node == end:
             return True
-        fresh = set(after.get(node, ())) - seen
-        seen |= fresh
+        fresh = set(after.get(node, ())) - visited
+        visited |= fresh
         waiting += fresh
     return False

@@ -209,11 +209,11 @@ def list_pipelines(
         last = replace(last, pipelines=kept)
     by_root = {} if last is None else last.by_root
     listing = RootListing(url=url, listed_at_micros=now_micros)
-    shown = _listing_of(store, until)
-    if isinstance(shown, str):
-        return merged(last, replace(listing, problem=shown), {}, gone)
-    roots = [str(job.root) for job in shown.jobs if layout in (None, job.layout)]
-    newest, notes = _read(store, shown, roots, by_root, _half(until))
+    listed = _listing_of(store, until)
+    if isinstance(listed, str):
+        return merged(last, replace(listing, problem=listed), {}, gone)
+    roots = [str(job.root) for job in listed.jobs if layout in (None, job.layout)]
+    newest, notes = _read(store, listed, roots, by_root, _half(until))
     # No server knows a managed job, and the server's API is asked for each job that it lacks.
     managed = {root for root in by_root if by_root[root].managed and root in roots}
     managed |= {root for root, epoch in newest.items() if epoch.managed}
@@ -223,11 +223,11 @@ def list_pipelines(
             name=answers[root].facts.name if root in answers else None,
             sql=answers[root].facts.sql if root in answers else None,
             newest=newest.get(root),
-            deleted=None if root in roots else _why_deleted(by_root[root], answers, shown),
+            deleted=None if root in roots else _why_deleted(by_root[root], answers, listed),
         )
         for root in {*roots, *by_root}
     }
-    hidden = [f"{path} cannot be listed: {error}" for path, error in shown.unreadable.items()]
+    hidden = [f"{path} cannot be listed: {error}" for path, error in listed.unreadable.items()]
     listing = replace(listing, roots=tuple(roots), notes=(*hidden, *problems, *notes))
     return merged(last, listing, facts, gone)
 

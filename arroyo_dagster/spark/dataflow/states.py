@@ -114,8 +114,8 @@ class _RangeReader:
     @property
     def schema(self) -> pa.Schema:
         """The schema of the rows for Spark."""
-        shown = self._view(empty_frame(self.state, live=self.live)).frame()
-        return _for_spark(shown.to_arrow()).schema
+        frame = self._view(empty_frame(self.state, live=self.live)).frame()
+        return _for_spark(frame.to_arrow()).schema
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
