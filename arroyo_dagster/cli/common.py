@@ -74,9 +74,9 @@ class _Commands(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         # A URL in place of a command is among the protected ones, by which click means the first.
-        for given in [*getattr(ctx, "_protected_args", ()), *ctx.args]:
-            if "://" in given:
-                register_url(given)
+        for word in [*getattr(ctx, "_protected_args", ()), *ctx.args]:
+            if "://" in word:
+                register_url(word)
         try:
             ctx.obj = functools.partial(read_defaults, self)
             return super().invoke(ctx)
@@ -105,10 +105,10 @@ class _Commands(LazyGroup):
             if missing is not None:
                 print_error(missing)
                 ctx.exit(1)
-            shown = redacted_cause(error)
-            if shown is error:
+            cause = redacted_cause(error)
+            if cause is error:
                 raise
-            raise shown  # noqa: B904 - what it stands for holds a secret
+            raise cause  # noqa: B904 - what it stands for holds a secret
 
 
 def if_interrupted(state: str) -> None:
@@ -126,7 +126,7 @@ def print_interrupted(ctx: click.Context) -> None:
 
 def exit_code(problems: Sequence[ArroyoStateError]) -> int:
     """Return the exit code of a command with these problems, of which there is at least one."""
-    return EXIT_SKIPPED if all(isinstance(one, LeaseHeldError) for one in problems) else 1
+    return EXIT_SKIPPED if all(isinstance(problem, LeaseHeldError) for problem in problems) else 1
 
 
 def print_error(error: ArroyoStateError) -> None:
@@ -237,7 +237,7 @@ def read_delete_options(given: str | None) -> dict[str, Any] | None:
     if not given:
         return None
     try:
-        found = parse_json(given if given.lstrip().startswith("{") else read_document(given))
+        options = parse_json(given if given.lstrip().startswith("{") else read_document(given))
     except (OSError, ValueError) as error:
         raise InputError(
             f"{DELETE_VARIABLE} is neither a JSON object nor a file with one "
@@ -245,10 +245,10 @@ def read_delete_options(given: str | None) -> dict[str, Any] | None:
             next_step="write the options of a store client, as in storage_options, for example "
             '{"access_key_id": "…", "secret_access_key": "…"}',
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(options, dict):
         raise InputError(f"{DELETE_VARIABLE} contains no JSON object")
-    register_settings(found)
-    return found
+    register_settings(options)
+    return options
 
 
 @contextmanager

@@ -65,20 +65,20 @@ def default_map(
     section: Any = config
     for name in names:
         section = section.get(name, {})
-    given = {_spelling(key): value for key, value in section.items()}
-    for key in given:
+    values = {_spelling(key): value for key, value in section.items()}
+    for key in values:
         if key not in options:
             _refuse(path, (*names, key), f"is no option of `{' '.join(names)}`", options)
     everywhere = {_spelling(key): value for key, value in config.items()}
     if SPARK in config and SPARK in options:
-        given[SPARK] = [*_spark_pairs(path, config), *given.get(SPARK, [])]
+        values[SPARK] = [*_spark_pairs(path, config), *values.get(SPARK, [])]
     shared = {key: everywhere[key] for key in ALLOWED_EVERYWHERE if key in everywhere}
-    chosen = {key: value for key, value in {**shared, **given}.items() if key in options}
+    defaults = {key: value for key, value in {**shared, **values}.items() if key in options}
     return {
         str(options[key].name): _value(
-            path, (*names, key) if key in given else (key,), options[key], value
+            path, (*names, key) if key in values else (key,), options[key], value
         )
-        for key, value in chosen.items()
+        for key, value in defaults.items()
     }
 
 
@@ -151,8 +151,8 @@ def _check_commands(
             if below is not None:
                 _check_commands(path, value, below, (*names, key))
         elif names or _spelling(key) not in _TOP:
-            what = "is a command, so it is a section" if key in commands else "is unknown here"
-            _refuse(path, (*names, key), what, _TOP if not names else commands)
+            reason = "is a command, so it is a section" if key in commands else "is unknown here"
+            _refuse(path, (*names, key), reason, _TOP if not names else commands)
 
 
 def _check_secrets(path: Path, config: Mapping[str, Any]) -> None:

@@ -90,11 +90,11 @@ class JobAnswers:
     @property
     def errors(self) -> list[ArroyoStateError]:
         """Return why sources could not answer, each error once."""
-        found: dict[str, ArroyoStateError] = {}
+        problems: dict[str, ArroyoStateError] = {}
         for answer in self.answers:
             for problem in answer.problems:
-                found.setdefault(str(problem), problem)
-        return list(found.values())
+                problems.setdefault(str(problem), problem)
+        return list(problems.values())
 
 
 def ask(
@@ -122,7 +122,7 @@ def answer_json(answer: JobAnswer, asked: JobAnswers) -> dict[str, Any]:
             "action_in_progress": facts.action_in_progress,
             "failure": facts.failure,
             "reason": answer.reason,
-            "disagreements": [str(one) for one in answer.disagreements],
+            "disagreements": [str(disagreement) for disagreement in answer.disagreements],
         }
         if asked.anybody
         else None,
@@ -152,7 +152,7 @@ def _about(answer: JobAnswer) -> str:
 def notes(asked: JobAnswers) -> list[str]:
     """Yield lines for people about what sources disagree on."""
     return [
-        f"{answer.paths.root}: sources disagree on {one}"
+        f"{answer.paths.root}: sources disagree on {disagreement}"
         for answer in asked.answers
-        for one in answer.disagreements
+        for disagreement in answer.disagreements
     ]

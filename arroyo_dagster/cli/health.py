@@ -135,7 +135,7 @@ def _kind_json(kind: str, lines: Sequence[JobLine], partial: bool) -> Mapping[st
                 "result": _label(line, partial),
                 "epoch": line.epoch,
                 "finding": None if line.finding is None else finding_json(line.finding),
-                "findings": [finding_json(one) for one in line.findings],
+                "findings": [finding_json(finding) for finding in line.findings],
                 "not_judged": dict(line.not_judged),
             }
             for line in lines

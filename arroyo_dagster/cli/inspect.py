@@ -188,16 +188,16 @@ def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
     """
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
-        found = list_epochs(store, find_job(store, job), limit or None, on_progress)
+        summaries = list_epochs(store, find_job(store, job), limit or None, on_progress)
     if as_json:
-        print_json([_epoch_json(one) for one in found])
-    elif not found:
+        print_json([_epoch_json(epoch) for epoch in summaries])
+    elif not summaries:
         click.echo(f"{job} has no epoch yet.")
     else:
         columns = ["epoch", "generation", "state", "finished", "seconds", "watermark", "files"]
         columns += ["bytes", "new files", "new bytes"]
-        print_table(columns, [_epoch_cells(one) for one in found])
-    report([one.problem for one in found])
+        print_table(columns, [_epoch_cells(epoch) for epoch in summaries])
+    report([epoch.problem for epoch in summaries])
 
 
 def _epoch_json(one: EpochSummary) -> dict[str, Any]:

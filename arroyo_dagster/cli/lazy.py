@@ -59,11 +59,11 @@ class LazyGroup(click.Group):
 
     def get_group(self, name: str) -> LazyGroup | None:
         """Return a group in this group; None for a command, which is not loaded."""
-        known = self.lazy.get(name)
-        if known is not None and not known.is_group:
+        entry = self.lazy.get(name)
+        if entry is not None and not entry.is_group:
             return None
-        found = self.get_command(click.Context(self), name)
-        return found if isinstance(found, LazyGroup) else None
+        command = self.get_command(click.Context(self), name)
+        return command if isinstance(command, LazyGroup) else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -121,14 +121,14 @@ class LazyGroup(click.Group):
         ctx.fail(f"No such command {name!r}.{also}")
 
     def _listed(self, ctx: click.Context) -> list[tuple[str, str]]:
-        found = []
+        rows = []
         for name in self.list_commands(ctx):
             command = self.commands.get(name)
             if name in self.lazy:
-                found.append((name, self.lazy[name].help))
+                rows.append((name, self.lazy[name].help))
             elif command is not None and not command.hidden:
-                found.append((name, command.get_short_help_str(limit=200)))
-        return found
+                rows.append((name, command.get_short_help_str(limit=200)))
+        return rows
 
 
 def _words(ctx: click.Context) -> list[str]:

@@ -37,28 +37,28 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    found = next(iter(list_leases(store, [paths], [kind])), None)
+    lease = next(iter(list_leases(store, [paths], [kind])), None)
     name = f"{paths.root}: the {kind} lease"
-    released = found is not None and found.record is not None and found.record.released
+    released = lease is not None and lease.record is not None and lease.record.released
     document: dict[str, Any] = {
         "done": False,
-        "lease": None if found is None else _json(found, wall_clock()),
+        "lease": None if lease is None else _json(lease, wall_clock()),
     }
-    if found is None or released:
-        said = f"{name} is free ({('released' if released else 'never taken')}): nothing to break"
+    if lease is None or released:
+        text = f"{name} is free ({('released' if released else 'never taken')}): nothing to break"
     elif not yes:
-        said = f"{name} is {_evidence(found)}\nnothing was changed, add --yes to break it"
+        text = f"{name} is {_evidence(lease)}\nnothing was changed, add --yes to break it"
     else:
-        click.echo(f"{name} is {_evidence(found)}", err=True)
+        click.echo(f"{name} is {_evidence(lease)}", err=True)
         micros = break_lease(store, paths, kind, sleep=_wait)
         age = None if micros is None else micros / 1e6
         document |= {"done": True, "age_seconds_by_the_store": age}
         ago = "" if age is None else f"; it was renewed {age:.0f} s before (store's clock)"
-        said = f"{name} was broken and is free{ago}"
+        text = f"{name} was broken and is free{ago}"
     if as_json:
         print_json(document)
     else:
-        click.echo(said)
+        click.echo(text)
 
 
 def _wait(seconds: float) -> None:
@@ -92,14 +92,14 @@ def _evidence(one: JobLease) -> str:
 
 def _json(one: JobLease, now: int) -> dict[str, Any]:
     record = one.record
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "job": one.paths.root,
         "kind": one.kind,
         "state": one.state(now),
         "problem": None if one.problem is None else one.problem.message,
     }
     if record is not None:
-        found |= {
+        document |= {
             "token": record.token,
             "owner": record.owner,
             "description": record.description,
@@ -110,4 +110,4 @@ def _json(one: JobLease, now: int) -> dict[str, Any]:
             "age_seconds": one.age_seconds(now),
             "expires_in_seconds": one.expires_in_seconds(now),
         }
-    return found
+    return document

@@ -50,8 +50,8 @@ def pin_command(
     store = open_url(url)
     paths = find_any_job(store, job)
     with leased(store, paths, "arroyo-state pin", lease_wait_seconds) as held:
-        found = pin_epoch(held, paths, Epoch(epoch), reason=reason, sleep=wait_for_deletions)
-    _print_pins(pins_json(found), as_json)
+        pins = pin_epoch(held, paths, Epoch(epoch), reason=reason, sleep=wait_for_deletions)
+    _print_pins(pins_json(pins), as_json)
 
 
 @main.command("unpin")
@@ -71,8 +71,8 @@ def unpin_command(
     store = open_url(url)
     paths = find_any_job(store, job)
     with leased(store, paths, "arroyo-state unpin", lease_wait_seconds) as held:
-        found = unpin_epochs(held, paths, [Epoch(epoch)])
-    _print_pins(pins_json(found), as_json)
+        pins = unpin_epochs(held, paths, [Epoch(epoch)])
+    _print_pins(pins_json(pins), as_json)
 
 
 def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:

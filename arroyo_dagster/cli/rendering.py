@@ -50,11 +50,11 @@ def report(problems: Sequence[ArroyoStateError | None]) -> None:
     """Print what is wrong with some of the listed objects, and exit with code 1; with code 4 if
     all were skipped because other processes maintain them.
     """
-    found = [problem for problem in problems if problem is not None]
-    for problem in found:
+    errors = [problem for problem in problems if problem is not None]
+    for problem in errors:
         print_error(problem)
-    if found:
-        click.get_current_context().exit(exit_code(found))
+    if errors:
+        click.get_current_context().exit(exit_code(errors))
 
 
 def print_lease_event(paths: JobPaths) -> Callable[[str], None]:

@@ -123,18 +123,18 @@ def done_line(outcome: RollbackOutcome) -> str:
 
 
 def _list(store: ObjectStore, paths: JobPaths, *, as_json: bool) -> None:
-    found = restorable_epochs(store, paths)
+    epochs = restorable_epochs(store, paths)
     if as_json:
-        print_json({"job": paths.job, "pipeline": paths.pipeline, "restorable_epochs": found})
+        print_json({"job": paths.job, "pipeline": paths.pipeline, "restorable_epochs": epochs})
     else:
-        click.echo(f"{paths.root} can go back to epochs: {ranges(found)}")
+        click.echo(f"{paths.root} can go back to epochs: {ranges(epochs)}")
 
 
 def _print_plan(plan: RollbackPlan) -> None:
     columns = ["epoch", "state", "finished", "rows written", "problem"]
     cells = [
-        [one.epoch, one.state, clock(one.finished_micros), one.rows, one.problem]
-        for one in plan.given_up
+        [entry.epoch, entry.state, clock(entry.finished_micros), entry.rows, entry.problem]
+        for entry in plan.given_up
     ]
     first, *rest = summary_lines(plan)
     click.echo(first)
@@ -146,7 +146,7 @@ def _print_plan(plan: RollbackPlan) -> None:
 
 def summary_lines(plan: RollbackPlan) -> Iterator[str]:
     """Yield what a rollback does, what it gives up, and its warnings."""
-    numbers = ranges([one.epoch for one in plan.given_up])
+    numbers = ranges([entry.epoch for entry in plan.given_up])
     yield (
         f"{plan.paths.root}: goes back to epoch {plan.epoch}; epoch {plan.publishes} will hold "
         f"its content. Given up: epochs {numbers}"
@@ -154,10 +154,10 @@ def summary_lines(plan: RollbackPlan) -> Iterator[str]:
     if plan.rows is not None:
         yield f"rows written by these epochs: {plan.rows}"
     yield from _offset_lines(plan.offsets_now, plan.offsets_then)
-    for one in plan.committed:
+    for sink in plan.committed:
         yield (
-            f"output stays visible, and its rows are written again: sink {one.operator}, epoch "
-        ) + (f"{one.epoch}" if one.files is None else f"{one.epoch}: {_names(one.files)}")
+            f"output stays visible, and its rows are written again: sink {sink.operator}, epoch "
+        ) + (f"{sink.epoch}" if sink.files is None else f"{sink.epoch}: {_names(sink.files)}")
     for warning in plan.warnings:
         yield f"warning: {warning}"
 
@@ -171,5 +171,5 @@ def _offset_lines(now: Mapping[str, object] | None, then: Mapping[str, object]) 
 
 def _names(files: tuple[str, ...]) -> str:
     more = len(files) - FILES_PRINTED
-    shown = ", ".join(files[:FILES_PRINTED]) or "no files"
-    return f"{len(files)} files: {shown}" + (f" and {more} more" if more > 0 else "")
+    names = ", ".join(files[:FILES_PRINTED]) or "no files"
+    return f"{len(files)} files: {names}" + (f" and {more} more" if more > 0 else "")

@@ -86,11 +86,11 @@ def run(
     """
     store = open_url(url)
     if_interrupted("the next run continues from the newest epoch")
-    found = load_pipeline(pipeline)
+    loaded = load_pipeline(pipeline)
     if from_epoch is not None:
-        found.check()
-        go_back(store, found.paths, from_epoch, _line_printer(as_json))
-    with _progress(store, found, as_json=as_json) as on_epoch:
+        loaded.check()
+        go_back(store, loaded.paths, from_epoch, _line_printer(as_json))
+    with _progress(store, loaded, as_json=as_json) as on_epoch:
         if spark is not None:
             from arroyo_dagster.spark import pipeline as on_spark
 
@@ -102,10 +102,10 @@ def run(
                 follow=follow,
                 allow_dropped=allow_dropped,
             )
-            outcome = on_spark.run_pipeline(found, store, options, on_epoch=on_epoch)
+            outcome = on_spark.run_pipeline(loaded, store, options, on_epoch=on_epoch)
         else:
             outcome = run_in_process(
-                found,
+                loaded,
                 store,
                 max_epochs=epochs,
                 follow=follow,
@@ -113,7 +113,7 @@ def run(
                 allow_dropped=allow_dropped,
                 on_epoch=on_epoch,
             )
-    _print_outcome(found, outcome, as_json=as_json)
+    _print_outcome(loaded, outcome, as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -194,8 +194,8 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
     newest = summarise_job(store, paths)
     if isinstance(newest.problem, StorageError):
         raise newest.problem
-    theirs = newest.newest is None and paths.layout is Layout.LEGACY
-    if theirs or (newest.newest and newest.newest.progress is None):
+    is_empty_legacy = newest.newest is None and paths.layout is Layout.LEGACY
+    if is_empty_legacy or (newest.newest and newest.newest.progress is None):
         raise InputError(
             "this is an Arroyo job, which cannot be stopped through its state",
             job=paths.root,

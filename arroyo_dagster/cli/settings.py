@@ -42,10 +42,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg] # generic in some rel
         """Convert a text; a duration is returned unchanged."""
         if isinstance(value, dt.timedelta):
             return value
-        found = _DURATION.fullmatch(str(value).lower())
-        if found is None:
+        match = _DURATION.fullmatch(str(value).lower())
+        if match is None:
             self.fail(f"{value!r:.40} is not a duration; write it as 3d, 12h or 90m", param, ctx)
-        seconds = float(found[1]) * _UNITS[found[2]].total_seconds()
+        seconds = float(match[1]) * _UNITS[match[2]].total_seconds()
         if seconds > MAX_SECONDS:
             self.fail(f"{value!r:.40} is longer than {MAX_SECONDS // 86_400} days", param, ctx)
         return dt.timedelta(seconds=seconds)
@@ -95,7 +95,7 @@ def _check_length(
 
 def format_duration(duration: dt.timedelta) -> str:
     """Format a duration as `Duration` reads it, in its largest whole unit."""
-    unit = next(one for one, length in _UNITS.items() if one != "w" and not duration % length)
+    unit = next(name for name, length in _UNITS.items() if name != "w" and not duration % length)
     return f"{duration // _UNITS[unit]}{unit}"
 
 
@@ -123,13 +123,13 @@ class NamedSetting(click.ParamType):  # type: ignore[type-arg] # generic in some
         """Return the name of the field and its value in the unit of the setting."""
         if isinstance(value, tuple):
             return value
-        name, _, given = str(value).partition("=")
+        name, _, text = str(value).partition("=")
         field = self._fields.get(name.strip().replace("-", "_"))
         if field is None:
-            known = "; ".join(_with_default(field) for field in self._fields.values())
-            self.fail(f"there is no {name!r}. The names and their defaults: {known}")
+            names = "; ".join(_with_default(field) for field in self._fields.values())
+            self.fail(f"there is no {name!r}. The names and their defaults: {names}")
         try:
-            return field.name, setting_type(field).convert(given.strip(), param, ctx)
+            return field.name, setting_type(field).convert(text.strip(), param, ctx)
         except click.BadParameter as error:
             self.fail(f"{field.config}: {error.message:.200} {field.setting.help}", param, ctx)
 
@@ -209,10 +209,10 @@ def setting_option(
     field = find_setting(settings, name)
     fields = setting_fields(settings)
     names = {
-        one.name: one.given_default
+        setting.name: setting.given_default
         if alone
-        else (f"--set {one.config}" if one.name in without else one.option)
-        for one in fields
+        else (f"--set {setting.config}" if setting.name in without else setting.option)
+        for setting in fields
     }
     derived = _flag(field) if field.kind is bool else _value(field)
     help_text = field.setting.off or field.setting.help
@@ -231,14 +231,14 @@ def _value(field: SettingField) -> dict[str, Any]:
     setting, default = field.setting, field.given_default
     if field.kind in (tuple, Mapping):
         return {"type": setting_type(field), "multiple": True, "metavar": setting.metavar}
-    shown: bool | str = default is not None
+    show_default: bool | str = default is not None
     if setting.duration and default is not None:
         default = dt.timedelta(microseconds=field.default)
-        shown = format_duration(default)
+        show_default = format_duration(default)
     return {
         "type": setting_type(field),
         "default": default,
-        "show_default": shown,
+        "show_default": show_default,
         "metavar": setting.metavar,
     }
 
@@ -254,10 +254,10 @@ class NamedValue(click.ParamType):  # type: ignore[type-arg] # generic in some r
         """Return the name and the value."""
         if isinstance(value, tuple):
             return value
-        name, equals, given = str(value).partition("=")
+        name, equals, text = str(value).partition("=")
         if not (name and equals):
             self.fail("expected NAME=VALUE", param, ctx)  # the value may be a secret
-        return name, given
+        return name, text
 
 
 def setting_type(field: SettingField) -> Any:
@@ -273,7 +273,7 @@ def setting_type(field: SettingField) -> Any:
     if setting.duration:
         return Duration()
     if issubclass(field.kind, enum.Enum):
-        return click.Choice([str(one.value) for one in field.kind])
+        return click.Choice([str(member.value) for member in field.kind])
     largest = field.maximum
     assert largest is not None
     is_open = setting.above is not None

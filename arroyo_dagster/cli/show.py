@@ -83,21 +83,21 @@ def show(
     directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     paths = find_job(store, job)
-    found = query.describe_epoch(store, paths, epoch)
-    hashed, damage = _hashing(store, found.checkpoint)
+    description = query.describe_epoch(store, paths, epoch)
+    hashed, damage = _hashing(store, description.checkpoint)
     asked = ask(directory, [paths], checkpoints=True)
     name = str(paths.root) if epoch is None else f"{paths.root}@{epoch}"
     answers, errors = _answers(store, name, parallelism)
     if as_json:
         hashing = {"key_hash": hashed.variant.value if hashed.variant else None}
-        facts = _description_json(found) | hashing | answer_json(asked.answers[0], asked)
+        facts = _description_json(description) | hashing | answer_json(asked.answers[0], asked)
         print_json(facts | answers)
     else:
-        _print_description(found, hashed, asked)
+        _print_description(description, hashed, asked)
         _print_answers(answers)
-    known = [*asked.errors, version_error(found.checkpoint), damage]
-    seen = {str(error) for error in known}
-    report([*known, *(error for error in errors if str(error) not in seen)])
+    problems = [*asked.errors, version_error(description.checkpoint), damage]
+    texts = {str(error) for error in problems}
+    report([*problems, *(error for error in errors if str(error) not in texts)])
 
 
 _Answers = dict[str, list[dict[str, Any]]]
@@ -183,7 +183,7 @@ def _print_description(
         click.echo(line)
     click.echo(f"routing keys: {hashed.summary}")
     columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
-    print_table(columns, [row for one in found.operators for row in _operator_cells(one)])
+    print_table(columns, [row for operator in found.operators for row in _operator_cells(operator)])
     tables = [table for operator in found.operators for table in operator.tables]
     size_bytes = sum(table.size_bytes or 0 for table in tables)
     click.echo(f"{format_bytes(size_bytes)} in {sum(table.files for table in tables)} files")
@@ -229,7 +229,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
     ]
     return [
         [
-            *(head if at == 0 else [None] * len(head)),
+            *(head if index == 0 else [None] * len(head)),
             table.table,
             table.kind.label,
             table.files,
@@ -237,7 +237,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
             format_bytes(table.size_bytes),
             table.owner,
         ]
-        for at, table in enumerate(operator.tables)
+        for index, table in enumerate(operator.tables)
     ] or [[*head, *[None] * 6]]
 
 
@@ -286,25 +286,25 @@ def rows(
             private=private,
             on_progress=on_progress,
         )
-        found = query.read_rows(store, paths, operator, table, options)
-    if private and found.rows:
-        click.echo(f"private columns of this table: {', '.join(found.masked) or 'none'}", err=True)
+        page = query.read_rows(store, paths, operator, table, options)
+    if private and page.rows:
+        click.echo(f"private columns of this table: {', '.join(page.masked) or 'none'}", err=True)
     if as_json:
-        print_json(list(found.rows))
-        if found.problem:
-            click.echo(found.problem, err=True)
+        print_json(list(page.rows))
+        if page.problem:
+            click.echo(page.problem, err=True)
         return
-    if found.known:
-        click.echo(f"{found.known.owner}: {found.known.holds}")
-    if found.rows:
-        columns = list(dict.fromkeys(name for row in found.rows for name in row))
-        print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in found.rows])
-    more = "" if len(found.rows) == found.count else "; --limit 0 prints all"
-    click.echo(f"{len(found.rows)} of {found.count} rows at epoch {found.epoch}{more}")
-    for subtask, left in found.commit_data.items():
+    if page.known:
+        click.echo(f"{page.known.owner}: {page.known.holds}")
+    if page.rows:
+        columns = list(dict.fromkeys(name for row in page.rows for name in row))
+        print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in page.rows])
+    more = "" if len(page.rows) == page.count else "; --limit 0 prints all"
+    click.echo(f"{len(page.rows)} of {page.count} rows at epoch {page.epoch}{more}")
+    for subtask, left in page.commit_data.items():
         click.echo(f"subtask {subtask} has pending data for the commit: {_cell(left)}")
-    if found.problem:
-        click.echo(found.problem)
+    if page.problem:
+        click.echo(page.problem)
 
 
 def _cell(value: object) -> str:

@@ -58,16 +58,16 @@ def split_spark(words: Sequence[str]) -> list[str]:
 
     `--spark` takes the words behind it that have a `=`, and may stand alone.
     """
-    found: list[str] = []
+    arguments: list[str] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
         if word == "--":
-            return [*found, word, *waiting]
-        found.append(f"{word}={_SWITCH}" if word == "--spark" else word)
+            return [*arguments, word, *waiting]
+        arguments.append(f"{word}={_SWITCH}" if word == "--spark" else word)
         while word == "--spark" and waiting and _is_pair(waiting[0]):
-            found.append(f"--spark={waiting.pop(0)}")
-    return found
+            arguments.append(f"--spark={waiting.pop(0)}")
+    return arguments
 
 
 def _is_pair(word: str) -> bool:
@@ -123,9 +123,9 @@ def _settings(
     if not typed or ctx.resilient_parsing:
         return None
     check_spark()
-    known = [pair for pair in _of_file(ctx) if pair.partition("=")[0] in fields or _is_conf(pair)]
+    of_file = [pair for pair in _of_file(ctx) if pair.partition("=")[0] in fields or _is_conf(pair)]
     typed_pairs = (pair for pair in pairs if pair != _SWITCH)
-    values = _parse(fields, [*known, *_of_environment(fields), *typed_pairs])
+    values = _parse(fields, [*of_file, *_of_environment(fields), *typed_pairs])
     return settings_from(SparkSettings, values)
 
 
@@ -158,9 +158,9 @@ def _parse(fields: Mapping[str, SettingField], pairs: Iterable[str]) -> dict[str
         elif equals and key in fields and key != "conf":
             values[fields[key].name] = _value(key, fields[key], text)
         else:  # the value may be a secret
-            known = ", ".join(f"{key}=…" for key in fields if key != "conf")
+            names = ", ".join(f"{key}=…" for key in fields if key != "conf")
             raise click.BadParameter(
-                f"--spark: unknown {key!r:.40}; it takes {known}, spark.NAME=…"
+                f"--spark: unknown {key!r:.40}; it takes {names}, spark.NAME=…"
             )
     return {**values, "conf": conf}
 
@@ -197,5 +197,5 @@ def session_of(settings: SparkSettings) -> Callable[[], Any]:
         print_choice(opened.choice)
         return opened.session
 
-    found: Callable[[], Any] = click.get_current_context().meta.setdefault(_SESSION, session)
-    return found
+    shared: Callable[[], Any] = click.get_current_context().meta.setdefault(_SESSION, session)
+    return shared

@@ -32,11 +32,11 @@ def format_table(
     """
     cells = [["-" if cell is None else _one_line(cell) for cell in line] for line in lines]
     numbers = [
-        all(isinstance(line[at], int | None) for line in lines) for at in range(len(columns))
+        all(isinstance(line[index], int | None) for line in lines) for index in range(len(columns))
     ]
     natural = [
-        max(cell_len(columns[at]), *(cell_len(line[at]) for line in cells), 0)
-        for at in range(len(columns))
+        max(cell_len(columns[index]), *(cell_len(line[index]) for line in cells), 0)
+        for index in range(len(columns))
     ]
     widths = _widths(columns, natural, numbers, width)
     if widths is None:
@@ -58,7 +58,7 @@ def _one_line(cell: object) -> str:
         text
         if text.isprintable()
         else "".join(
-            one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+            char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
         )
     )
 
@@ -79,10 +79,10 @@ def _widths(
         return None
     # The widest column gives way first, so that short columns stay on one line.
     while sum(widths) > room:
-        at = max(
+        widest = max(
             (at for at in range(len(widths)) if widths[at] > least[at]), key=widths.__getitem__
         )
-        widths[at] -= 1
+        widths[widest] -= 1
     return widths
 
 
@@ -91,18 +91,18 @@ def _fold(text: str, width: int) -> list[str]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
-    shown = []
+    padded = []
     for cell, width, number in zip(cells, widths, numbers, strict=True):
         spaces = " " * (width - cell_len(cell))
-        shown.append(spaces + cell if number else cell + spaces)
-    return (" " * GAP).join(shown).rstrip()
+        padded.append(spaces + cell if number else cell + spaces)
+    return (" " * GAP).join(padded).rstrip()
 
 
 def _records(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Iterator[str]:
     label = max(cell_len(name) for name in columns)
     room = max(width - label - GAP, NARROWEST)
-    for at, line in enumerate(cells):
-        if at:
+    for index, line in enumerate(cells):
+        if index:
             yield ""
         for name, cell in zip(columns, line, strict=True):
             first, *rest = _fold(cell, room) or [""]

@@ -68,20 +68,20 @@ def verify(
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
         settings = settings_from(VerifySettings, given)
-        found = _verdict(store, find_job(store, job), epoch, settings, spark, on_progress)
-    back = None if found.passed else way_back(store, found.paths, found.epoch)
+        verdict = _verdict(store, find_job(store, job), epoch, settings, spark, on_progress)
+    back = None if verdict.passed else way_back(store, verdict.paths, verdict.epoch)
     if as_json:
-        print_json(_verdict_json(found) | {"rollback_to": back})
+        print_json(_verdict_json(verdict) | {"rollback_to": back})
     else:
-        if cells := _restore_cells(found):
+        if cells := _restore_cells(verdict):
             print_table(_RESTORE_COLUMNS, cells)
-        for choice in found.engines:
-            click.echo(f"{found.paths.root}: {choice}")
-        for line in _verdict_lines(found):
+        for choice in verdict.engines:
+            click.echo(f"{verdict.paths.root}: {choice}")
+        for line in _verdict_lines(verdict):
             click.echo(line)
         if back is not None:
-            click.echo(f"To go back to epoch {back}: {rollback_command(found.paths, back)}")
-    if not found.passed:
+            click.echo(f"To go back to epoch {back}: {rollback_command(verdict.paths, back)}")
+    if not verdict.passed:
         click.get_current_context().exit(EXIT_FINDINGS)
 
 
@@ -130,8 +130,8 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "passed": found.passed,
         "looked_at": found.verdict.inspected,
         "epochs": list(found.epochs),
-        "findings": [finding_json(one) for one in found.verdict.findings],
-        "restore": [_restore_json(one) for one in found.restore],
+        "findings": [finding_json(finding) for finding in found.verdict.findings],
+        "restore": [_restore_json(restored) for restored in found.restore],
         "engines": plain_values(found.engines),
     }
 
@@ -148,16 +148,16 @@ def _restore_cells(found: JobVerdict) -> list[list[object]]:
     """Return a line for each subtask and table whose files a restore opens."""
     return [
         [
-            one.operator,
-            one.table,
-            one.subtask,
-            len(one.files),
-            format_bytes(one.size_bytes),
-            one.rows,
-            one.requests,
+            restored.operator,
+            restored.table,
+            restored.subtask,
+            len(restored.files),
+            format_bytes(restored.size_bytes),
+            restored.rows,
+            restored.requests,
         ]
-        for one in found.restore
-        if one.files
+        for restored in found.restore
+        if restored.files
     ]
 
 
@@ -165,15 +165,15 @@ def _verdict_lines(found: JobVerdict) -> Iterator[str]:
     """Yield the findings, errors first, and the verdict."""
     findings = found.verdict.findings
     for severity in Severity:
-        for one in findings:
-            if one.severity is severity:
-                yield f"{severity.value}: {one}"
-    counts = {one: sum(f.severity is one for f in findings) for one in Severity}
-    said = ", ".join(f"{count} {one.value}s" for one, count in counts.items() if count)
+        for finding in findings:
+            if finding.severity is severity:
+                yield f"{severity.value}: {finding}"
+    counts = {level: sum(f.severity is level for f in findings) for level in Severity}
+    summary = ", ".join(f"{count} {level.value}s" for level, count in counts.items() if count)
     rest = ", ".join(_LEVELS[found.level + 1 :])
     verdict = "can be restored" if found.passed else "cannot be restored safely"
     yield (
-        f"{found.paths.root} epoch {found.epoch} {verdict}: {said or 'nothing found'}; "
+        f"{found.paths.root} epoch {found.epoch} {verdict}: {summary or 'nothing found'}; "
         f"{found.verdict.inspected} objects checked, level {found.level} ({_LEVELS[found.level]})"
         f"{f'; not checked: {rest}' if rest else ''}"
     )

@@ -133,7 +133,7 @@ def _as_result(record: Any) -> LastResult | None:
         runless=not record.run_id,
         severity=evaluation.severity,
         description=evaluation.description or "",
-        metadata={name: one.value for name, one in evaluation.metadata.items()},
+        metadata={name: entry.value for name, entry in evaluation.metadata.items()},
     )
 
 

@@ -146,12 +146,12 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
         Raises:
             DagsterInvalidDefinitionError: the YAML is wrong; its last line says what and where.
         """
-        given = cls.model().model_validate({}) if attributes is None else attributes
+        model = cls.model().model_validate({}) if attributes is None else attributes
         positions = context.resolution_context.source_position_tree
-        if isinstance(given, ComponentModel) and given.wrong is not None:
-            refuse(describe_errors(given.wrong, cls.model(), positions))
+        if isinstance(model, ComponentModel) and model.wrong is not None:
+            refuse(describe_errors(model.wrong, cls.model(), positions))
         try:
-            component = super().load(given, context)
+            component = super().load(model, context)
         except ValidationError as error:  # a value that a template yields
             refuse(describe_errors(error, cls.model(), positions))
         component._origin = str(context.path if positions is None else positions.position)
@@ -199,10 +199,10 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
         for other in others:
             if other is self or other._name() != self._name():
                 continue
-            what = "have no deployment" if self._name() is None else f"are {self.deployment!r}"
-            places = sorted(one._origin or "another component" for one in (self, other))
+            problem = "have no deployment" if self._name() is None else f"are {self.deployment!r}"
+            places = sorted(owner._origin or "another component" for owner in (self, other))
             raise InputError(
-                f"two components {what}: {' and '.join(places)}",
+                f"two components {problem}: {' and '.join(places)}",
                 next_step="give each a name of its own, as `deployment: NAME`; one may have none",
             )
 
@@ -251,7 +251,7 @@ class ArroyoStateComponent(dg.StateBackedComponent, YamlModel):
                 lineage=self.lineage.as_options(),
                 directory=ArroyoDirectory(assume=more.assume),
                 window=more.window and more.window.as_options(),
-                exports=[one.as_options() for one in more.exports],
+                exports=[export.as_options() for export in more.exports],
                 fork=more.fork and more.fork.as_options(),
                 bootstrapped_state=bootstrap and bootstrap.function,
                 dataflows=[context.path / file for file in more.dataflows.files],

@@ -210,20 +210,20 @@ def build_arroyo_definitions(
             nightly fork approves a plan.
         InvalidDefinition: a dataflow.yaml has errors.
     """
-    chosen = options or ArroyoOptions()
+    resolved = options or ArroyoOptions()
     resource = ArroyoStateStore(checkpoint_url=store) if isinstance(store, str) else store
-    directory = chosen.directory or ArroyoDirectory()
+    directory = resolved.directory or ArroyoDirectory()
 
     def build(found: PipelineList) -> dg.Definitions:
-        names = Names(chosen.translator, found, deployment)
-        asked = (resource.arroyo_api_url, resource.arroyo_database, directory.assume)
-        parts = _Parts(names, chosen, mode, running, has_status=any(asked))
-        session = chosen.spark or SparkSessionResource()
+        names = Names(resolved.translator, found, deployment)
+        status_sources = (resource.arroyo_api_url, resource.arroyo_database, directory.assume)
+        parts = _Parts(names, resolved, mode, running, has_status=any(status_sources))
+        session = resolved.spark or SparkSessionResource()
         shared = dg.Definitions(
             resources={
                 names.name(STORE): resource,
                 names.name(SPARK): session,
-                names.name(RUNNER): chosen.runner or SparkRunner(spark=session),
+                names.name(RUNNER): resolved.runner or SparkRunner(spark=session),
                 names.name(DIRECTORY): directory,
             }
         )
@@ -261,7 +261,7 @@ class _Parts:
         parts = []
         if self.mode == "maintain":
             parts += self._maintenance(clock, maintained)
-        graphs = [self._graph(one) for one in options.dataflows]
+        graphs = [self._graph(file) for file in options.dataflows]
         parts += [
             build_verify(self.names, options.verify, cron=times.verify, **clock),
             build_fleet(
@@ -289,12 +289,12 @@ class _Parts:
         names, options = self.names, self.options.maintenance
         times, every = self.options.schedules, self.names.pipelines.pipelines
         changeable = self.has_status or self.options.window is not None
-        compacted = [one for one in every if one.managed or changeable]
-        managed = [one for one in every if one.managed]
+        compacted = [pipeline for pipeline in every if pipeline.managed or changeable]
+        managed = [pipeline for pipeline in every if pipeline.managed]
         merges = build_compacted_state(names, compacted)
         epochs = build_epoch_expiry(names, managed, compacted)
-        maintained |= {names.key(COMPACTED_STATE, one): one for one in compacted}
-        maintained |= {names.key(RETAINED_EPOCHS, one): one for one in managed}
+        maintained |= {names.key(COMPACTED_STATE, pipeline): pipeline for pipeline in compacted}
+        maintained |= {names.key(RETAINED_EPOCHS, pipeline): pipeline for pipeline in managed}
         parts = [
             self._per_pipeline(
                 COMPACTED_STATE,
@@ -367,8 +367,8 @@ class _Parts:
 
         def request(pipelines: Sequence[ListedPipeline]) -> dg.RunRequest:
             keys = [self.names.key(table, pipeline) for pipeline in pipelines]
-            wanted = set(keys)
-            ops: Any = {a.op.name: config for a in assets if wanted & set(a.keys)}
+            selected = set(keys)
+            ops: Any = {a.op.name: config for a in assets if selected & set(a.keys)}
             return dg.RunRequest(asset_selection=keys, run_config=dg.RunConfig(ops))
 
         schedule = due_schedule(self.names, job, due=due, request=request, **clock)

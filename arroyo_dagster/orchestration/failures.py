@@ -104,12 +104,12 @@ def _named_job(error: ArroyoStateError, facts: dict[str, object]) -> str | None:
 def _named_object(error: ArroyoStateError, facts: dict[str, object]) -> str | None:
     """The path, or else the table, to name; taken out of the facts."""
     names = ["path"] if "path" in facts else ["operator", "table"]
-    found = ".".join(str(facts[name]) for name in names if name in facts)
-    if not found or found in error.message:
+    object_name = ".".join(str(facts[name]) for name in names if name in facts)
+    if not object_name or object_name in error.message:
         return None
     for name in names:
         facts.pop(name, None)
-    return found
+    return object_name
 
 
 def _step() -> dg.AssetExecutionContext | dg.OpExecutionContext | None:

@@ -180,7 +180,7 @@ class _Overview:
         Raises:
             StorageError: the store failed.
         """
-        there, hidden = self._listed()
+        listed, hidden = self._listed()
         roots = {pipeline.root for pipeline in self._pipelines}
         jobs = [pipeline.paths for pipeline in self._pipelines]
         ages = {age.job: age for age in self._ages(jobs)}
@@ -189,12 +189,12 @@ class _Overview:
         amounts = self._amounts()
         rows = []
         for pipeline in self._pipelines:
-            gone = there is not None and pipeline.root not in there and not hidden(pipeline.paths)
+            gone = listed is not None and pipeline.root not in listed and not hidden(pipeline.paths)
             finding, state = self._judge(pipeline, ages[pipeline.root], gone, last)
             waits, note = waiting.get(pipeline.root, (None, None))
-            known = amounts.get(pipeline.root, (None, None))
-            rows.append(_row(ages[pipeline.root], state, finding or waits, note, known))
-        rows += [self._unknown(root) for root in sorted((there or set()) - roots)]
+            amount = amounts.get(pipeline.root, (None, None))
+            rows.append(_row(ages[pipeline.root], state, finding or waits, note, amount))
+        rows += [self._unknown(root) for root in sorted((listed or set()) - roots)]
         return sorted(rows, key=lambda row: row.rank)
 
     def _listed(self) -> tuple[set[str] | None, Any]:
@@ -273,7 +273,7 @@ class _Overview:
 
     def _amounts(self) -> dict[str, tuple[int | None, int | None]]:
         """Return the files and bytes of the newest reported epoch of each pipeline, by root."""
-        roots = {self._names.key(CHECKPOINT, one): one.root for one in self._pipelines}
+        roots = {self._names.key(CHECKPOINT, listed): listed.root for listed in self._pipelines}
         records = self._instance.get_asset_records(list(roots)) if roots else []
         amounts: dict[str, tuple[Any, Any]] = {}
         for record in records:
@@ -281,7 +281,7 @@ class _Overview:
             made = None if event is None else event.asset_materialization
             if made is not None:
                 values = (made.metadata.get(f"arroyo/{name}") for name in ("files", "bytes"))
-                files, size_bytes = (None if one is None else one.value for one in values)
+                files, size_bytes = (None if entry is None else entry.value for entry in values)
                 amounts[roots[record.asset_entry.asset_key]] = (files, size_bytes)
         return amounts
 

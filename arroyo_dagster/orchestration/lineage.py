@@ -39,9 +39,9 @@ def lineage_specs(names: Names, shown: Lineage, freshness: float | None) -> Sequ
     """
     pipelines = [
         replace(
-            one, sources=mapped(one.sources, shown.sources), sinks=mapped(one.sinks, shown.sinks)
+            item, sources=mapped(item.sources, shown.sources), sinks=mapped(item.sinks, shown.sinks)
         )
-        for one in names.pipelines.pipelines
+        for item in names.pipelines.pipelines
     ]
     edges = without_cycles(pipelines)
     policy = None
@@ -63,8 +63,8 @@ def lineage_specs(names: Names, shown: Lineage, freshness: float | None) -> Sequ
         specs.append(spec)
     kinds = {
         end.key: end.connector
-        for one in pipelines
-        for end in one.sinks
+        for pipeline in pipelines
+        for end in pipeline.sinks
         if end.connector is not None
     }
     for key, roots in edges.sinks.items():

@@ -66,7 +66,7 @@ def build_pipeline_assets(
             config: config_class,  # type: ignore[valid-type]
         ) -> Any:
             bounds = config if isinstance(config, BoundsConfig) else BoundsConfig()
-            selected = [one for one, spec in layer if spec.key in context.selected_asset_keys]
+            selected = [listed for listed, spec in layer if spec.key in context.selected_asset_keys]
             step.check(selected)
 
             def serve_one(turn: Turn) -> Iterator[Any]:

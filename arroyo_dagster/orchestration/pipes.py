@@ -71,7 +71,7 @@ def run_pipes_command(
         dagster.Failure, dagster.RetryRequested: as `as_failure`, with the error of the command.
     """
     with as_failure():
-        request = {"do": "command", "arguments": [str(one) for one in command]}
+        request = {"do": "command", "arguments": [str(word) for word in command]}
         answer = _ask(context, client, arguments, request)
         document: dict[str, Any] = answer["document"]
         return document
@@ -85,20 +85,20 @@ def load_client(name: str) -> dg.PipesClient:
     """
     module, _, attribute = name.partition(":")
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
+        client: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
             f"there is no Pipes client {name!r} ({redact_text(str(error))})",
             next_step="name it as module:name; the module must be importable",
         ) from error
-    if callable(found) and not isinstance(found, dg.PipesClient):
-        found = found()
-    if not isinstance(found, dg.PipesClient):
+    if callable(client) and not isinstance(client, dg.PipesClient):
+        client = client()
+    if not isinstance(client, dg.PipesClient):
         raise InputError(
-            f"{name!r} is no Pipes client, but of type {type(found).__name__}",
+            f"{name!r} is no Pipes client, but of type {type(client).__name__}",
             next_step="name a PipesClient, or a function without arguments that returns one",
         )
-    return found
+    return client
 
 
 class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
@@ -168,11 +168,11 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         if choice.engine is StepEngine.IN_PROCESS:
             outcome = super().run_gc(store, paths, request, options, plan=plan)
             return replace(outcome, engines=(choice,))
-        wanted = ("quarantine", "max_checkpoint_slowdown", "journal_micros")
+        names = ("quarantine", "max_checkpoint_slowdown", "journal_micros")
         answer = self._ask(
             "gc",
             paths,
-            _values(options, "owner", "lease_wait_seconds", *wanted),
+            _values(options, "owner", "lease_wait_seconds", *names),
             {
                 **_values(request, "grace_micros", "purge_after_micros"),
                 "kind": request.kind.value,
@@ -237,7 +237,7 @@ def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
 
     fields = dict(answer["outcome"])
-    engines = tuple(value_from_json(EngineChoice, one) for one in fields.pop("engines"))
+    engines = tuple(value_from_json(EngineChoice, choice) for choice in fields.pop("engines"))
     plan = decode_gc_plan(json.dumps(answer["plan"]).encode(), "the answer of the Pipes process")
     return GcOutcome(plan=plan, engines=engines, **fields)
 
@@ -250,7 +250,7 @@ def _store_request(store: ArroyoStateStore) -> dict[str, Any]:
         "url": absolute_url(store.checkpoint_url),
         "storage_options": _with_names(store.storage_options),
         "delete_options": _with_names(store.delete_options),
-        "read_only": [(one.prefix, one.file) for one in read_only_prefixes()],
+        "read_only": [(entry.prefix, entry.file) for entry in read_only_prefixes()],
     }
 
 
@@ -259,8 +259,8 @@ def _with_names(value: Any) -> Any:
     if variable is not None:
         return {"env": variable}
     if isinstance(value, Mapping):
-        return {name: _with_names(one) for name, one in value.items()}
-    return [_with_names(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _with_names(item) for name, item in value.items()}
+    return [_with_names(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _ask(
@@ -298,7 +298,7 @@ def _ask(
             next_step="read its output in the log of the run",
         ) from redacted_cause(error)
     if done.metadata:
-        text = ", ".join(f"{name}: {one.value}" for name, one in done.metadata.items())
+        text = ", ".join(f"{name}: {entry.value}" for name, entry in done.metadata.items())
         context.log.info(f"the process of the Pipes client: {text}")
         _tag(context, EXTERNAL_TAG, text)
     answers = list(join_documents(done.get_custom_messages()))

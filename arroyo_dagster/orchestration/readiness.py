@@ -33,7 +33,7 @@ def check_instance() -> tuple[StoreCheck, ...]:
     try:
         with dg.DagsterInstance.get() as instance:
             states = list(instance.all_instigator_state())
-            on = [one for one in states if one.is_running]
+            on = [state for state in states if state.is_running]
             return _switched(states), _daemons(instance, needed=bool(on)), _sensors(on)
     except dg.DagsterError as error:
         detail = redact_text(str(error).splitlines()[0])
@@ -50,13 +50,13 @@ def _check(name: str, status: CheckStatus, detail: str, step: str | None = None)
 
 
 def _switched(states: Sequence[object]) -> StoreCheck:
-    counts = Counter((one.instigator_type.value.lower(), one.is_running) for one in states)  # type: ignore[attr-defined]
+    counts = Counter((state.instigator_type.value.lower(), state.is_running) for state in states)  # type: ignore[attr-defined]
     words = [
         f"{counts[kind, True]} {kind}s on, {counts[kind, False]} off"
         for kind in ("schedule", "sensor")
     ]
     detail = f"{dg.__version__}; {'; '.join(words)}"
-    if any(one.is_running for one in states):  # type: ignore[attr-defined]
+    if any(state.is_running for state in states):  # type: ignore[attr-defined]
         return _check(_DAGSTER, CheckStatus.OK, detail)
     step = "switch the schedules and sensors on in Dagster's UI, under Automation"
     return _check(_DAGSTER, CheckStatus.WARNING, detail, step)
@@ -97,8 +97,8 @@ def _sensors(on: Iterable[object]) -> StoreCheck:
     """Check that no checkpoint sensor polls more often than its number of jobs suggests."""
     details: list[str] = []
     too_often: list[str] = []
-    for one in on:
-        name, data = one.instigator_name, one.instigator_data  # type: ignore[attr-defined]
+    for state in on:
+        name, data = state.instigator_name, state.instigator_data  # type: ignore[attr-defined]
         if not (name.startswith("arroyo_") and name.endswith(_CHECKPOINT_SENSOR)):
             continue
         text = getattr(data, "cursor", None)

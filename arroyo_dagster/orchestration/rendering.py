@@ -40,8 +40,8 @@ def time_of_day(micros: int | None) -> str | None:
 
 def table(rows: Iterable[Mapping[str, Any]]) -> Any:
     """Return a table of at most 50 rows, since the UI prints all rows; None for no rows."""
-    shown = [dg.TableRecord(_plain(row)) for row in rows][:TABLE_ROWS]
-    return dg.MetadataValue.table(shown) if shown else None
+    records = [dg.TableRecord(_plain(row)) for row in rows][:TABLE_ROWS]
+    return dg.MetadataValue.table(records) if records else None
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,8 +94,8 @@ def due_schedule(
         with as_failure():
             pipelines = due(names.tools(context), context.instance)
         if not pipelines:
-            known = shown.counted(len(names.pipelines.pipelines), "pipeline")
-            return dg.SkipReason(f"nothing due: {known}")
+            total = shown.counted(len(names.pipelines.pipelines), "pipeline")
+            return dg.SkipReason(f"nothing due: {total}")
         return request(pipelines)
 
     return schedule
@@ -123,7 +123,7 @@ def due_by_backlog(
     def due(tools: Tools, instance: dg.DagsterInstance) -> list[ListedPipeline]:
         from arroyo_dagster.state.storage.concurrency import concurrently
 
-        maintained = set(tools.store.maintained(one.root for one in pipelines))
+        maintained = set(tools.store.maintained(pipeline.root for pipeline in pipelines))
 
         def size(pipeline: ListedPipeline) -> int:
             try:

@@ -171,9 +171,9 @@ class ArroyoStateStore(NamedSecrets):
         from arroyo_dagster.state.operations.catalog.jobs import list_readable_jobs
 
         layout = self.chosen_layout()
-        found = list_readable_jobs(self.reading())
-        jobs = [paths for paths in found.jobs if layout is None or paths.layout is layout]
-        return replace(found, jobs=jobs)
+        listing = list_readable_jobs(self.reading())
+        jobs = [paths for paths in listing.jobs if layout is None or paths.layout is layout]
+        return replace(listing, jobs=jobs)
 
     def arroyo_page(self, paths: JobPaths, *, managed: bool | None = None) -> Any:
         """Return a link to the pipeline of a job in Arroyo's UI; None if the job is managed or the

@@ -126,9 +126,9 @@ class SparkRunner(SparkThresholdFields, MaintenanceRunner):
     ) -> "GcOutcome":
         from arroyo_dagster.spark.gc import run_gc_on_spark
 
-        chosen = self.thresholds
+        thresholds = self.thresholds
         return run_gc_on_spark(
-            self._session, store, paths, request, options, plan=plan, thresholds=chosen
+            self._session, store, paths, request, options, plan=plan, thresholds=thresholds
         )
 
     def rewrites(self) -> "RunRewrites":

@@ -86,12 +86,12 @@ def _searched(cls: type[NamedSecrets], fields: Mapping[str, Any]) -> dict[str, A
 
 def typed_fields(cls: type[NamedSecrets], run_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a user typed into a launchpad for resources with the fields of `cls`."""
-    resources = [one for one in (run_config.get("resources") or {}).values() if one]
-    configs = [one.get("config") for one in resources if isinstance(one, Mapping)]
-    given = {
-        name: value for one in configs if isinstance(one, Mapping) for name, value in one.items()
+    resources = [resource for resource in (run_config.get("resources") or {}).values() if resource]
+    configs = [resource.get("config") for resource in resources if isinstance(resource, Mapping)]
+    values = {
+        name: value for item in configs if isinstance(item, Mapping) for name, value in item.items()
     }
-    return _searched(cls, {name: given[name] for name in given.keys() & cls.model_fields.keys()})
+    return _searched(cls, {name: values[name] for name in values.keys() & cls.model_fields.keys()})
 
 
 # ---- what may not be in a field ------------------------------------------------------------------
@@ -103,13 +103,13 @@ def refuse_secrets(what: str, fields: Mapping[str, Any]) -> None:
     Raises:
         InputError: names every such field, and no value.
     """
-    found = list(_clear(fields))
-    if not found:
+    clear = list(_clear(fields))
+    if not clear:
         return
-    variables = sorted({name for _, value in found for name in _variables_with(value)})
+    variables = sorted({name for _, value in clear for name in _variables_with(value)})
     variable = variables[0] if len(variables) == 1 else "NAME"
     raise InputError(
-        f"{what}: {', '.join((name for name, _ in found))} must name an environment variable: a "
+        f"{what}: {', '.join((name for name, _ in clear))} must name an environment variable: a "
         "value would be readable on the resource's page, in launchpads and in the database of "
         "runs",
         next_step=f"set it to dg.EnvVar({variable!r}), in YAML {{env: {variable}}}; or leave it "
@@ -128,8 +128,8 @@ def _clear_value(name: str, value: Any, shown: str) -> Iterator[tuple[str, str]]
     if isinstance(value, Mapping):
         yield from _clear(value, f"{shown}.")
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _clear_value(name, one, shown)
+        for item in value:
+            yield from _clear_value(name, item, shown)
     elif isinstance(value, str) and _is_secret(name, value):
         yield shown, value
     elif isinstance(value, int | float) and value not in (0, 1) and _is_named_as_secret(name):
@@ -154,7 +154,7 @@ def _is_named_as_secret(name: str) -> bool:
 
 
 def _variables_with(value: str) -> list[str]:
-    return [name for name, found in os.environ.items() if found == value]
+    return [name for name, content in os.environ.items() if content == value]
 
 
 # ---- names of variables --------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def _resolve_value(what: str, value: Any) -> Any:
     if variable is None:
         if isinstance(value, Mapping):
             return resolve_variables(what, value)
-        return [_resolve_value(what, one) for one in value] if isinstance(value, list) else value
+        return [_resolve_value(what, item) for item in value] if isinstance(value, list) else value
     if variable not in os.environ:
         raise InputError(
             f"the environment variable {variable}, which {what} names, is not set",
@@ -208,8 +208,8 @@ def named_in_template(value: Any) -> Any:
     Rendered, it would be the value, which cannot be told from a value in the YAML.
     """
     if isinstance(value, Mapping):
-        return {name: named_in_template(one) for name, one in value.items()}
+        return {name: named_in_template(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [named_in_template(one) for one in value]
-    found = _TEMPLATE.fullmatch(value) if isinstance(value, str) else None
-    return value if found is None else {_ENV: found["name"] or found["called"]}
+        return [named_in_template(item) for item in value]
+    match = _TEMPLATE.fullmatch(value) if isinstance(value, str) else None
+    return value if match is None else {_ENV: match["name"] or match["called"]}

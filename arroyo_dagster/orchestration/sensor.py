@@ -92,15 +92,15 @@ def build_checkpoint_sensor(
         state_keys: the assets that `states` reports. The lineage in Dagster shows the sensor on
             these, and on each checkpoint.
     """
-    chosen = options or SensorOptions()
+    resolved = options or SensorOptions()
     footers: list[Footers] = []  # lives as long as the code server: no footer is read twice
-    keys = {one.root: names.key(CHECKPOINT, one) for one in names.pipelines.pipelines}
+    keys = {listed.root: names.key(CHECKPOINT, listed) for listed in names.pipelines.pipelines}
     every = [*keys.values(), *state_keys]
 
     @dg.sensor(
         name=names.name("arroyo_checkpoint_sensor"),
         asset_selection=dg.AssetSelection.assets(*every) if every else None,
-        minimum_interval_seconds=chosen.interval_seconds or TICK_SECONDS,
+        minimum_interval_seconds=resolved.interval_seconds or TICK_SECONDS,
         default_status=sensor_status(running),
         description="Report new epochs of every pipeline below the checkpoint URL.",
         required_resource_keys=names.resources,
@@ -111,7 +111,7 @@ def build_checkpoint_sensor(
         if not footers:
             footers.append(Footers())
         store = names.tools(context).store
-        tick = _Tick(context, store, keys, names, chosen, footers[0], states)
+        tick = _Tick(context, store, keys, names, resolved, footers[0], states)
         return tick.result(store.chosen_layout())
 
     return arroyo_checkpoint_sensor
@@ -229,8 +229,8 @@ class _Tick:
         elif not self._has(key, checkpoint):
             # Epochs may have expired before they were seen; a job that began anew counts from 1.
             new = int(checkpoint.epoch) - before if before else 0
-            seen = len(job.checkpoints) + job.passed_over
-            self.events.append(self._event(key, job, checkpoint, max(new, seen)))
+            count = len(job.checkpoints) + job.passed_over
+            self.events.append(self._event(key, job, checkpoint, max(new, count)))
 
     def _newest_events(
         self, changes: "FleetChanges"
@@ -248,11 +248,11 @@ class _Tick:
 
     def _has(self, key: dg.AssetKey, checkpoint: Checkpoint) -> bool:
         """Whether the instance has the event of an epoch: a tick cut short is repeated."""
-        told = self.newest.get(key)
-        if told is None or (told.tags or {}).get(DATA_VERSION) != data_version(checkpoint):
+        reported = self.newest.get(key)
+        if reported is None or (reported.tags or {}).get(DATA_VERSION) != data_version(checkpoint):
             return False
         # A job that began anew under its name counts from 1 again, so the time counts as well.
-        finished = told.metadata.get(FIGURES["finished_micros"])
+        finished = reported.metadata.get(FIGURES["finished_micros"])
         return finished is not None and finished.value == checkpoint.finish_time_micros
 
     def _event(
@@ -422,10 +422,10 @@ def encode_cursor(
         interval_seconds: the time between two polls.
     """
     positions = {
-        paths.root: [one.epoch]
-        if one.worker_generation is None
-        else [one.epoch, one.worker_generation]
-        for paths, one in cursor.positions.items()
+        paths.root: [position.epoch]
+        if position.worker_generation is None
+        else [position.epoch, position.worker_generation]
+        for paths, position in cursor.positions.items()
     }
     others = {
         "n": cursor.start_from,

@@ -282,7 +282,7 @@ def serve(
         for served in results.done.values()
         if isinstance(served.error, LeaseHeldError) or getattr(served.error, "retryable", False)
     ]
-    if any(not is_waiting(results.done[one.root].error) for one in again):
+    if any(not is_waiting(results.done[pipeline.root].error) for pipeline in again):
         from arroyo_dagster.state.metadata.interrupts import interruptible_sleep
 
         interruptible_sleep(_AGAIN_SECONDS)
@@ -305,9 +305,9 @@ def serve(
 
 
 def _events(served: Iterator[Served], results: Results) -> Iterator[Any]:
-    for one in served:
-        yield from one.events
-        results.done[one.pipeline.root] = one
+    for result in served:
+        yield from result.events
+        results.done[result.pipeline.root] = result
 
 
 def _observation(
@@ -334,7 +334,7 @@ def last_note(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, Any]:
     made = instance.fetch_materializations(key, limit=1).records
     if made and made[0].storage_id > notes[0].storage_id:
         return {}
-    return {name: one.value for name, one in notes[0].asset_observation.metadata.items()}
+    return {name: entry.value for name, entry in notes[0].asset_observation.metadata.items()}
 
 
 class _Pool:

@@ -40,7 +40,7 @@ def setting_field(settings: type[Any], name: str, *, alone: bool = False, **chan
     """
     field, fields = find_setting(settings, name), list(setting_fields(settings))
     setting = field.setting
-    names = {one.name: one.given_default if alone else one.config for one in fields}
+    names = {entry.name: entry.given_default if alone else entry.config for entry in fields}
     make: Any = _CONTAINERS.get(field.kind)
     derived: dict[str, Any] = {
         "default": field.given_default if make is None else make(field.default),
@@ -59,13 +59,13 @@ def configured(settings: type[_T], config: dg.Config) -> _T:
     Raises:
         dagster.Failure: a value that its field cannot have.
     """
-    given = {
+    values = {
         field.name: getattr(config, field.config)
         for field in setting_fields(settings)
         if hasattr(config, field.config)
     }
     try:
-        return settings_from(settings, given)
+        return settings_from(settings, values)
     except InputError as error:
         raise failure_of(error) from error
 
@@ -73,7 +73,7 @@ def configured(settings: type[_T], config: dg.Config) -> _T:
 def _type(field: SettingField) -> Any:
     kind: Any = field.kind
     if issubclass(field.kind, enum.Enum):  # a launchpad lists what is allowed
-        kind = Literal[tuple(str(one.value) for one in field.kind)]
+        kind = Literal[tuple(str(member.value) for member in field.kind)]
     kind = {tuple: list[str], Mapping: dict[str, str]}.get(kind, kind)
     kind = float if field.setting.fractions else kind
     return kind | None if field.default is None else kind

@@ -155,7 +155,7 @@ class DagsterArroyoTranslator:
         deployment = [key_part(props.deployment)] if props.deployment else []
         text, commands, metadata = asset.text, asset.commands, {"arroyo/table": props.table}
         if pipeline is not None:
-            commands = tuple(one.replace(_PIPELINE, pipeline.root) for one in commands)
+            commands = tuple(command.replace(_PIPELINE, pipeline.root) for command in commands)
             metadata["arroyo/job"] = pipeline.root
             name = pipeline.current_name or pipeline.name
             if name:
@@ -316,7 +316,7 @@ class Names:
 
     @functools.cached_property
     def _groups(self) -> Mapping[tuple[str, ...], str]:
-        return group_names(one.key for one in self.pipelines.pipelines)
+        return group_names(pipeline.key for pipeline in self.pipelines.pipelines)
 
 
 def in_layers(

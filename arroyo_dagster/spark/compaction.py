@@ -62,16 +62,16 @@ def run_compaction_on_spark(
             return merge_here(held, tasks, on_bytes)
         return _on_spark(session(), held, tasks, on_bytes)
 
-    chosen = options or CompactionOptions()
-    told = chosen.on_published
+    resolved = options or CompactionOptions()
+    notify = resolved.on_published
     outcome = run_compaction(
         store,
         paths,
         settings,
         replace(
-            chosen,
+            resolved,
             run=run,
-            on_published=lambda done: told(replace(done, engines=tuple(choices))),
+            on_published=lambda done: notify(replace(done, engines=tuple(choices))),
         ),
         plan=plan,
     )
@@ -90,7 +90,7 @@ def _on_spark(
 ) -> Iterator[MergeOutcome]:
     shards = [split_task(task) for task in tasks]
     items = [part for piece in shards for part in piece]
-    weights = [one.merge.size_bytes + len(one.merge.paths) * BYTES_OF_A_FILE for one in items]
+    weights = [item.merge.size_bytes + len(item.merge.paths) * BYTES_OF_A_FILE for item in items]
     run = partial(run_shard, store)
     least = BYTES_OF_A_TASK
     found = iter(run_items(session, run, items, weights, on_bytes, store=store, least_weight=least))

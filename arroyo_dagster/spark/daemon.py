@@ -18,12 +18,12 @@ def without_archive(path: list[str]) -> list[str]:
     """Return the module search path without the archive, if the same pyspark is installed."""
     archives = [Path(entry) for entry in path if Path(entry).name == _ARCHIVE]
     others = [entry for entry in path if Path(entry).name != _ARCHIVE]
-    found = PathFinder.find_spec("pyspark", others)
-    if found is None or found.origin is None:
+    spec = PathFinder.find_spec("pyspark", others)
+    if spec is None or spec.origin is None:
         return path
-    home = Path(found.origin).resolve().parent
-    ours = (home / "python" / "lib" / _ARCHIVE).resolve()
-    return others if all(archive.resolve() == ours for archive in archives) else path
+    home = Path(spec.origin).resolve().parent
+    installed = (home / "python" / "lib" / _ARCHIVE).resolve()
+    return others if all(archive.resolve() == installed for archive in archives) else path
 
 
 if __name__ == "__main__":

@@ -56,20 +56,20 @@ def run_gc_on_spark(
     Returns:
         The outcome; `engines` says where each step ran.
     """
-    chosen = options or GcOptions()
+    resolved = options or GcOptions()
     items = SparkItems(session, store, thresholds or SparkThresholds())
-    make_plan = chosen.make_plan
+    make_plan = resolved.make_plan
     outcome = run_gc(
         store,
         paths,
         request,
         replace(
-            chosen,
+            resolved,
             make_plan=plan_with(items) if make_plan is plan_gc else make_plan,
             delete=deleting_on_spark(items),
             items=items,
-            pace=_wide(chosen.pace),
-            on_done=lambda done: chosen.on_done(replace(done, engines=tuple(items.choices))),
+            pace=_wide(resolved.pace),
+            on_done=lambda done: resolved.on_done(replace(done, engines=tuple(items.choices))),
         ),
         plan=plan,
     )
@@ -123,5 +123,5 @@ def run_undelete_on_spark(
         name, options, plan: as in `run_undelete`; `options.items` is replaced.
     """
     items = SparkItems(session, store, thresholds or SparkThresholds())
-    chosen = replace(options or UndeleteOptions(), items=items)
-    return run_undelete(store, paths, name, chosen, plan=plan)
+    resolved = replace(options or UndeleteOptions(), items=items)
+    return run_undelete(store, paths, name, resolved, plan=plan)

@@ -209,9 +209,9 @@ def _expiry(
         listed_from=inventory.newest,
     )
     named = [*plan.data.paths, *plan.records.paths, *plan.metadata.paths]
-    wanted = _by_directory(directories, named)
-    found = run(partial(_measured, facts.place), list(wanted.items()))
-    files = Packed.joined(found)
+    by_directory = _by_directory(directories, named)
+    packed = run(partial(_measured, facts.place), list(by_directory.items()))
+    files = Packed.joined(packed)
     return measured(plan, files, inventory.metadata, inventory.maintenance, inventory.foreign)
 
 
@@ -219,20 +219,20 @@ def _by_directory(
     directories: Sequence[StatePath], paths: Sequence[StatePath]
 ) -> dict[StatePath, tuple[StatePath, ...]]:
     """Return the paths in each directory that contains any, in the order of the directories."""
-    known, found = set(directories), dict[StatePath, list[StatePath]]()
+    candidates, below = set(directories), dict[StatePath, list[StatePath]]()
     for path in paths:
         parent = path.parent
-        while parent is not None and parent not in known:
+        while parent is not None and parent not in candidates:
             parent = parent.parent
         if parent is not None:
-            found.setdefault(parent, []).append(path)
-    return {one: tuple(found[one]) for one in directories if one in found}
+            below.setdefault(parent, []).append(path)
+    return {directory: tuple(below[directory]) for directory in directories if directory in below}
 
 
 def _inventory(place: _Place, directory: StatePath) -> Inventory:
     """Return the inventory of one directory, with the number of its files instead of the files."""
-    found = list_job(place.store, place.paths, place.newest, below=directory)
-    return replace(found, files=NOTHING, beside=len(found.files))
+    inventory = list_job(place.store, place.paths, place.newest, below=directory)
+    return replace(inventory, files=NOTHING, beside=len(inventory.files))
 
 
 def _joined(parts: list[Inventory]) -> Inventory:
@@ -247,12 +247,12 @@ def _joined(parts: list[Inventory]) -> Inventory:
 
 
 def _judged(place: _Place, standing: OrphanRules, directory: StatePath) -> ClassifiedObjects:
-    found = list_job(place.store, place.paths, place.newest, below=directory)
-    return judge_below(standing, f"{directory}/", found.files)
+    inventory = list_job(place.store, place.paths, place.newest, below=directory)
+    return judge_below(standing, f"{directory}/", inventory.files)
 
 
 def _measured(place: _Place, wanted: tuple[StatePath, tuple[StatePath, ...]]) -> Packed:
     """Return the files of a directory that are wanted, as listed."""
     directory, paths = wanted
-    found = list_job(place.store, place.paths, place.newest, below=directory)
-    return Packed(matching(found.files, PathsDigest(paths)))
+    inventory = list_job(place.store, place.paths, place.newest, below=directory)
+    return Packed(matching(inventory.files, PathsDigest(paths)))

@@ -50,7 +50,7 @@ class SparkItems:
     ) -> EngineChoice:
         """Choose the engine of a step by the thresholds, and keep the choice."""
         choice = self.thresholds.choose(step, amount, only_here=only_here)
-        if (step, choice.engine) not in {(one.step, one.engine) for one in self.choices}:
+        if (step, choice.engine) not in {(kept.step, kept.engine) for kept in self.choices}:
             self.choices.append(choice)
         return choice
 
@@ -78,8 +78,8 @@ class SparkItems:
         results = run_items(
             session,
             partial(_run_group, function),
-            [tuple(items[at] for at in group) for group in groups],
-            [sum(max(1, weights[at]) for at in group) for group in groups],
+            [tuple(items[index] for index in group) for group in groups],
+            [sum(max(1, weights[index]) for index in group) for group in groups],
             _by_items(on_items, len(items), sum(max(1, weight) for weight in weights)),
             store=self.store,
         )
@@ -98,14 +98,14 @@ def grouped(weights: Sequence[int], groups: int) -> list[range]:
         The indexes of the items of each range, in order; no range is empty.
     """
     share = max(1, -(-sum(max(1, weight) for weight in weights) // max(1, groups)))
-    found: list[range] = []
+    ranges: list[range] = []
     start = total = 0
-    for at, weight in enumerate(weights):
-        if at > start and total + max(1, weight) > share:
-            found.append(range(start, at))
-            start, total = at, 0
+    for index, weight in enumerate(weights):
+        if index > start and total + max(1, weight) > share:
+            ranges.append(range(start, index))
+            start, total = index, 0
         total += max(1, weight)
-    return [*found, range(start, len(weights))] if weights else []
+    return [*ranges, range(start, len(weights))] if weights else []
 
 
 def _run_group(function: Callable[[I], R], items: Sequence[I]) -> list[R]:

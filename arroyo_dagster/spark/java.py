@@ -54,8 +54,8 @@ def find_java(java_home: str | None) -> Java:
 
 def _number(java: Path) -> int | None:
     release = java.resolve().parent.parent / "release"
-    found = _NUMBER.search(release.read_text(errors="replace")) if release.is_file() else None
-    if found is None:
+    match = _NUMBER.search(release.read_text(errors="replace")) if release.is_file() else None
+    if match is None:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
-        found = _NUMBER.search(done.stderr + done.stdout)
-    return int(found[1]) if found else None
+        match = _NUMBER.search(done.stderr + done.stdout)
+    return int(match[1]) if match else None

@@ -29,7 +29,7 @@ _OTHER_PYTHON = re.compile(r"[^\n]*\bPYTHON_VERSION_MISMATCH\b[^\n]*")
 _WORKER_ENDED = re.compile(rf"{WorkerEndedError.__name__}: (.*?)\. Next: ")
 _TYPED_ERROR = re.compile(r"arroyo_dagster\.errors\.(InputError|FormatError|NotFoundError): (.+)")
 _KINDS: Mapping[str, type[ArroyoStateError]] = {
-    one.__name__: one for one in (InputError, FormatError, NotFoundError)
+    kind.__name__: kind for kind in (InputError, FormatError, NotFoundError)
 }
 _SPARKS_WORKER_ENDED = "Python worker exited unexpectedly"
 _LOCAL_CORES = re.compile(r"local\[(\d+).*\]")
@@ -89,8 +89,8 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
             raise StorageError(
                 redact_text(ended[1]), retryable=True, next_step=ENDED_STEP
             ) from redacted_cause(error)
-        if ours := _TYPED_ERROR.findall(redact_text(str(error))):
-            kind, text = ours[-1]  # what it was raised from comes before it
+        if typed := _TYPED_ERROR.findall(redact_text(str(error))):
+            kind, text = typed[-1]  # what it was raised from comes before it
             message, _, step = text.partition(". Next: ")
             raise _KINDS[kind](message, next_step=step or None) from redacted_cause(error)
         raise StorageError(
@@ -141,8 +141,8 @@ def slots(session: SparkSession) -> int:
     if (local := _LOCAL_CORES.fullmatch(setting("spark.master"))) is not None:
         return int(local[1])
     executors, cores = setting("spark.executor.instances"), setting("spark.executor.cores")
-    known = [setting("spark.default.parallelism"), setting("spark.cores.max")]
+    values = [setting("spark.default.parallelism"), setting("spark.cores.max")]
     if executors.isdecimal():
-        known.append(str(int(executors) * int(cores if cores.isdecimal() else "1")))
-    numbers = (int(number) for number in known if number.isdecimal())
+        values.append(str(int(executors) * int(cores if cores.isdecimal() else "1")))
+    numbers = (int(number) for number in values if number.isdecimal())
     return max(1, next(numbers, _UNKNOWN_SLOTS))

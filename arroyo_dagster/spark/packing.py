@@ -69,11 +69,11 @@ class PackedPipeline:
 
     def unpack(self) -> Pipeline:
         """Return the pipeline; in one process, repeated calls return the same object."""
-        found = _PIPELINES.pop(self.digest, None) or pickle.loads(self.data)
-        _PIPELINES[self.digest] = found  # keeps the order of use, oldest first
+        pipeline = _PIPELINES.pop(self.digest, None) or pickle.loads(self.data)
+        _PIPELINES[self.digest] = pipeline  # keeps the order of use, oldest first
         while len(_PIPELINES) > _REMEMBERED_PIPELINES:
             del _PIPELINES[next(iter(_PIPELINES))]
-        return found
+        return pipeline
 
 
 def _modules_not_installed() -> list[ModuleType]:

@@ -114,27 +114,27 @@ def run_pipeline(
     """
     if (newest := finished(store, pipeline)) is not None:
         return RunOutcome(epochs=0, newest=newest, exhausted=True)
-    chosen = options or SparkOptions()
+    resolved = options or SparkOptions()
     with bound_to_run(pipeline, store) as staging:
         # Before the start: if this fails, it must not fence a run that is active.
         packed = PackedPipeline.pack(pipeline)
-        session, mine = chosen.get_session()
+        session, started = resolved.get_session()
         try:
             run = SparkRun.start(
-                pipeline, store, session, packed, allow_dropped=chosen.allow_dropped
+                pipeline, store, session, packed, allow_dropped=resolved.allow_dropped
             )
             with (
                 contextlib.closing(run.job),
-                staging.running(session, follow=chosen.follow),
+                staging.running(session, follow=resolved.follow),
             ):
                 return run.run(
-                    max_epochs=chosen.max_epochs,
-                    follow=chosen.follow,
-                    interval_seconds=chosen.interval_seconds,
+                    max_epochs=resolved.max_epochs,
+                    follow=resolved.follow,
+                    interval_seconds=resolved.interval_seconds,
                     on_epoch=noting(staging, run.job, on_epoch),
                 )
         finally:
-            if mine:
+            if started:
                 session.stop()
 
 
@@ -197,23 +197,23 @@ class SparkRun(PipelineRun):
         read = self._small.read(splits)
         runners = [self._runner(level, plan, meeting) for level in range(1, levels + 1)]
         job = self._job(runners, self._reading(splits, meeting) if read is None else read)
-        found: list[TaskReport] = []
+        reports: list[TaskReport] = []
         places: list[Placed] = []
         for row in fetch_rows(self._session, job):
             if row.edge == FAILURE:
                 raise pickle.loads(row.payload)
-            (places if row.edge == PLACE else found).append(pickle.loads(row.payload))
+            (places if row.edge == PLACE else reports).append(pickle.loads(row.payload))
         self._placement.learn(places)
         expected = levels * parallelism
-        if len({(report.level, report.subtask) for report in found}) != expected:
+        if len({(report.level, report.subtask) for report in reports}) != expected:
             raise ProtocolError(
-                f"{len(found)} of {expected} tasks reported",
+                f"{len(reports)} of {expected} tasks reported",
                 epoch=plan.epoch,
                 next_step="run it again; nothing was published",
             )
-        subtasks = [pair for report in found for pair in report.reports.items()]
+        subtasks = [pair for report in reports for pair in report.reports.items()]
         return EpochReports(
-            subtasks, merged_watermarks([report.watermarks_micros for report in found])
+            subtasks, merged_watermarks([report.watermarks_micros for report in reports])
         )
 
     def _runner(self, level: int, plan: EpochPlan, meeting: Meeting) -> LevelRunner:

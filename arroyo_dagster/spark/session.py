@@ -164,12 +164,12 @@ def spark_environment(active: SparkSession | None) -> SparkEnvironment:
 def _spark_defaults() -> dict[str, str]:
     from pyspark.find_spark_home import _find_spark_home
 
-    given = os.environ.get("SPARK_CONF_DIR")
-    folder = Path(given) if given else Path(_find_spark_home()) / "conf"
-    found: dict[str, str] = {}
+    directory = os.environ.get("SPARK_CONF_DIR")
+    folder = Path(directory) if directory else Path(_find_spark_home()) / "conf"
+    defaults: dict[str, str] = {}
     with suppress(OSError):
-        found = parse_properties((folder / "spark-defaults.conf").read_text(errors="replace"))
-    return found | parse_submit_arguments(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+        defaults = parse_properties((folder / "spark-defaults.conf").read_text(errors="replace"))
+    return defaults | parse_submit_arguments(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
 
 
 def _start_submitted(settings: SparkSettings) -> SparkSession:
@@ -178,10 +178,10 @@ def _start_submitted(settings: SparkSettings) -> SparkSession:
 
     present = dict(SparkConf().getAll())
     defaults = {name: value for name, value in DEFAULTS.items() if name not in present}
-    given = settings.conf_with_packages
+    conf = settings.conf_with_packages
     for name in (MASTER, REMOTE, fast_start.SETTING):
-        given.pop(name, None)
-    return _started(defaults | given, "the application of spark-submit")
+        conf.pop(name, None)
+    return _started(defaults | conf, "the application of spark-submit")
 
 
 def _start_classic(
@@ -189,25 +189,25 @@ def _start_classic(
 ) -> SparkSession:
     from pyspark import SparkContext
 
-    given = settings.conf_with_packages
-    given.pop(REMOTE, None)
+    configured = settings.conf_with_packages
+    configured.pop(REMOTE, None)
     # Workers must use the driver's interpreter: the first `python3` on their PATH may have neither
     # pyarrow nor this package.
-    python = given.get(_WORKER_PYTHON) or before.get(_WORKER_PYTHON) or sys.executable
+    python = configured.get(_WORKER_PYTHON) or before.get(_WORKER_PYTHON) or sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", python)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    chosen = {**DEFAULTS, **(LOCAL if choice.target.startswith("local") else {})}
-    conf = {name: value for name, value in chosen.items() if name not in before}
+    defaults = {**DEFAULTS, **(LOCAL if choice.target.startswith("local") else {})}
+    conf = {name: value for name, value in defaults.items() if name not in before}
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS}"]
-    fast = {**before, **given}.get(fast_start.SETTING, "true") != "false"
-    given.pop(fast_start.SETTING, None)
+    fast = {**before, **configured}.get(fast_start.SETTING, "true") != "false"
+    configured.pop(fast_start.SETTING, None)
     java_home = os.environ.get("JAVA_HOME")
     if fast:
         if choice.in_process:  # elsewhere workers may lack this package when they start
             conf["spark.python.daemon.module"] = "arroyo_dagster.spark.daemon"
         options.append(fast_start.java_options(_cache(), java_home))
-    own = given.get(JAVA_OPTIONS) or before.get(JAVA_OPTIONS)
-    conf |= given | {
+    own = configured.get(JAVA_OPTIONS) or before.get(JAVA_OPTIONS)
+    conf |= configured | {
         MASTER: choice.target,
         JAVA_OPTIONS: " ".join([*options, *filter(None, [own])]),
     }
@@ -237,10 +237,10 @@ def _start_connect(choice: SparkChoice, settings: SparkSettings) -> SparkSession
             remote=redact_url(choice.target),
             next_step="check the URL, and that the server runs: sbin/start-connect-server.sh",
         ) from redacted_cause(error)
-    given = settings.conf_with_packages
+    conf = settings.conf_with_packages
     for name in (MASTER, fast_start.SETTING):
-        given.pop(name, None)
-    return _started({**PER_SESSION, **given, REMOTE: choice.target}, choice.target)
+        conf.pop(name, None)
+    return _started({**PER_SESSION, **conf, REMOTE: choice.target}, choice.target)
 
 
 def _started(conf: Mapping[str, str], target: str) -> SparkSession:

@@ -104,11 +104,11 @@ class SparkSettings:
     @property
     def conf_with_packages(self) -> dict[str, str]:
         """The Spark settings, the packages among them."""
-        given = dict(self.conf)
+        conf = dict(self.conf)
         if self.packages:
-            also = [given[PACKAGES]] if PACKAGES in given else []
-            given[PACKAGES] = ",".join([*also, *self.packages])
-        return given
+            also = [conf[PACKAGES]] if PACKAGES in conf else []
+            conf[PACKAGES] = ",".join([*also, *self.packages])
+        return conf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +163,15 @@ def choose_spark(settings: SparkSettings, environment: SparkEnvironment) -> Spar
 
     A process is one Spark application: an active session and spark-submit cannot be overruled.
     """
-    given = settings.given
+    requested = settings.given
     for target, reason in (
         (environment.active, "the active session"),
         (environment.submitted, "spark-submit"),
     ):
         if target is not None:
-            return SparkChoice(target, reason, None if given in (None, target) else given)
-    if given is not None:
-        return SparkChoice(given, "the setting")
+            return SparkChoice(target, reason, None if requested in (None, target) else requested)
+    if requested is not None:
+        return SparkChoice(requested, "the setting")
     for target, reason in (
         (environment.remote, "SPARK_REMOTE"),
         (environment.defaults.get(REMOTE), "spark-defaults.conf"),
@@ -200,13 +200,13 @@ def parse_properties(text: str) -> dict[str, str]:
     Source: java.util.Properties, in which Spark reads it; without line continuations and escapes,
     which no Spark setting needs.
     """
-    found = {}
+    properties = {}
     for line in text.splitlines():
         if line.lstrip().startswith(("#", "!")):
             continue
         if match := _PROPERTY.match(line):
-            found[match[1]] = match[2].strip()
-    return found
+            properties[match[1]] = match[2].strip()
+    return properties
 
 
 def parse_submit_arguments(text: str) -> dict[str, str]:
@@ -215,13 +215,13 @@ def parse_submit_arguments(text: str) -> dict[str, str]:
         words = shlex.split(text)
     except ValueError:
         return {}
-    found = {}
+    properties = {}
     for option, value in itertools.pairwise(words):
         if option == "--master":
-            found[MASTER] = value
+            properties[MASTER] = value
         elif option == "--remote":
-            found[REMOTE] = value
+            properties[REMOTE] = value
         elif option in ("--conf", "-c") and "=" in value:
-            name, _, given = value.partition("=")
-            found[name] = given
-    return found
+            name, _, setting = value.partition("=")
+            properties[name] = setting
+    return properties

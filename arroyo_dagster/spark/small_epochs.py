@@ -77,9 +77,9 @@ class SmallEpochs:
         """Return the rows of each split; None if they are many, or reading takes long."""
         size, until = 0, time.monotonic() + MOST_SECONDS
         parts: list[list[pa.RecordBatch]] = []
-        for one in splits:
+        for split in splits:
             parts.append([])
-            for batch in read_split(self.pipeline.sources[one.source], one.split):
+            for batch in read_split(self.pipeline.sources[split.source], split.split):
                 size += batch.nbytes
                 if size > MOST_BYTES or time.monotonic() > until:
                     return None
@@ -91,9 +91,9 @@ class SmallEpochs:
     ) -> ReadRows:
         chunks = [
             chunk
-            for one, part in zip(splits, parts, strict=True)
+            for split, part in zip(splits, parts, strict=True)
             for chunk in source_chunks(
-                self.pipeline, self.pipeline.sources[one.source], part, one.index
+                self.pipeline, self.pipeline.sources[split.source], part, split.index
             )
         ]
         if not splits:
@@ -104,7 +104,7 @@ class SmallEpochs:
                 first.setdefault(chunk.subtask, []).append(chunk)
         later = [chunk for chunk in chunks if chunk.level > 1]
         return ReadRows(
-            first={subtask: _stream(mine) for subtask, mine in first.items()},
+            first={subtask: _stream(group) for subtask, group in first.items()},
             later=_stream(later) if later else None,
         )
 

@@ -97,8 +97,8 @@ class StagedSource(Source):
 
         Batches are published in order, so that none is skipped.
         """
-        there = staged_batches(self._store, self._directory, after=int(start["batch"]))
-        return {"batch": there[: self._batches_per_epoch][-1]} if there else dict(start)
+        batches = staged_batches(self._store, self._directory, after=int(start["batch"]))
+        return {"batch": batches[: self._batches_per_epoch][-1]} if batches else dict(start)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[StagedFile]:
         """Return one split per file.
@@ -107,7 +107,7 @@ class StagedSource(Source):
             ProtocolError: a batch between the offsets is missing.
         """
         batches = range(int(start["batch"]) + 1, int(end["batch"]) + 1)
-        return [file for found in concurrently(self._files, batches) for file in found]
+        return [file for files in concurrently(self._files, batches) for file in files]
 
     def _files(self, batch: int) -> list[StagedFile]:
         path = list_path(self._directory, batch)
@@ -156,9 +156,9 @@ class StagedSource(Source):
         """
         before = int(done["batch"])
         rows = [
-            one.path
-            for one in self._store.list(self._directory)
-            if (found := _ROWS.fullmatch(one.path.name)) and int(found[1]) <= before
+            info.path
+            for info in self._store.list(self._directory)
+            if (match := _ROWS.fullmatch(info.path.name)) and int(match[1]) <= before
         ]
         older = staged_batches(self._store, self._directory)[:-1]
         lists = [list_path(self._directory, batch) for batch in older if batch <= before]
@@ -177,9 +177,9 @@ def _parse_list(data: bytes, path: StatePath) -> tuple[list[tuple[int, str]], st
     Lists that were written before 2026-11-24 have no digest.
     """
     try:
-        found = json.loads(data)
+        parsed = json.loads(data)
         files, digest = (
-            (found["files"], found["batch"]) if isinstance(found, dict) else (found, None)
+            (parsed["files"], parsed["batch"]) if isinstance(parsed, dict) else (parsed, None)
         )
         return [(int(number), str(name)) for number, name in files], digest
     except (ValueError, KeyError, TypeError) as error:
@@ -191,11 +191,11 @@ def staged_batches(store: ObjectStore, directory: StatePath, *, after: int = -1)
     start = list_path(directory, after) if after >= 0 else None
     try:
         listed = store.list(directory, start_after=start)
-        names = [one.path.name for one in listed if one.path.parent == directory]
+        names = [info.path.name for info in listed if info.path.parent == directory]
     except NotFoundError:
         return []
-    found = (parse_numbered(name, 12) for name in names)
-    return sorted(batch for batch in found if batch is not None)
+    numbers = (parse_numbered(name, 12) for name in names)
+    return sorted(batch for batch in numbers if batch is not None)
 
 
 # ---- staging -------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ class Staging:
         Jobs have read beyond its number: other rows under this number would never be read.
         """
         path = list_path(self.directory, batch)
-        known = _parse_list(self.store.read(path), path)[1] if batch in published else ""
-        if known not in (None, digest):
+        recorded = _parse_list(self.store.read(path), path)[1] if batch in published else ""
+        if recorded not in (None, digest):
             raise ConflictError(
                 "Spark's log of this source is older than the rows that were staged with it",
                 source=self.name,
@@ -329,13 +329,13 @@ class Staging:
         path = self.directory / "query"
         if self.store.create(path, query.encode()):
             return
-        known = self.store.read(path).decode()
-        if known != query:
+        recorded = self.store.read(path).decode()
+        if recorded != query:
             raise ConflictError(
                 "Spark's log of this source is not the log that its records were staged with",
                 source=self.name,
                 path=path,
-                recorded_query=known,
+                recorded_query=recorded,
                 query=query,
                 next_step="restore Spark's checkpoint of the source; or, to start anew with what "
                 "the source still has, delete this object and the objects beside it",

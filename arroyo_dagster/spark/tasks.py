@@ -86,12 +86,12 @@ def run_items(
         left = [index for index in range(len(items)) if index not in results]
         if not left:
             break
-        wanted = {index: items[index] for index in left}
-        found: dict[int, _TaskResult[R] | ArroyoStateError] = _attempt(
-            session, run, wanted, weights, on_weight, least_weight
+        pending = {index: items[index] for index in left}
+        ended: dict[int, _TaskResult[R] | ArroyoStateError] = _attempt(
+            session, run, pending, weights, on_weight, least_weight
         )
-        failures = {i: error for i, error in found.items() if isinstance(error, ArroyoStateError)}
-        for index, done in found.items():
+        failures = {i: error for i, error in ended.items() if isinstance(error, ArroyoStateError)}
+        for index, done in ended.items():
             if isinstance(done, _TaskResult):
                 results[index] = done.result
         for index in sorted(failures):
@@ -175,12 +175,12 @@ def assigned(weights: dict[int, int], tasks: int, least_weight: int = 1) -> list
     """
     worth = max(1, sum(weights.values()) // least_weight)
     heap: list[tuple[int, int]] = [(0, task) for task in range(min(tasks, len(weights), worth))]
-    found: list[list[int]] = [[] for _ in heap]
+    by_task: list[list[int]] = [[] for _ in heap]
     for index in sorted(weights, key=lambda index: (-weights[index], index)):
         total, task = heapq.heappop(heap)
-        found[task].append(index)
+        by_task[task].append(index)
         heapq.heappush(heap, (total + max(1, weights[index]), task))
-    return found
+    return by_task
 
 
 def _worker(

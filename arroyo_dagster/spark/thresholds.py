@@ -80,15 +80,15 @@ class SparkThresholds:
             (amount.files, self.files, _files),
             (amount.objects, self.objects, _objects),
         ]
-        there = [measure for measure in measures if measure[0] > 0]
-        reached = [measure for measure in there if measure[0] >= measure[1]]
-        if only_here is not None or not there:
+        used = [measure for measure in measures if measure[0] > 0]
+        reached = [measure for measure in used if measure[0] >= measure[1]]
+        if only_here is not None or not used:
             reason = only_here or "nothing to do"
             return EngineChoice(step=step, engine=StepEngine.IN_PROCESS, reason=reason)
         engine = StepEngine.SPARK if reached else StepEngine.IN_PROCESS
         relation = "at least" if reached else "below"
         reason = ", ".join(
-            f"{named(found)}, {relation} {named(least)}" for found, least, named in reached or there
+            f"{named(value)}, {relation} {named(least)}" for value, least, named in reached or used
         )
         return EngineChoice(step=step, engine=engine, reason=reason)
 

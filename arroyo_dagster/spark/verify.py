@@ -47,15 +47,15 @@ def verify_job_on_spark(
     Raises:
         InputError, NotFoundError, ConflictError, StorageError: as in `verify_job`.
     """
-    asked = settings or VerifySettings()
+    resolved = settings or VerifySettings()
     items = SparkItems(session, store, thresholds or SparkThresholds())
     verdict = verify_job(
         store,
         paths,
         epoch,
-        level=asked.level,
-        parallelism=asked.parallelism,
-        history=asked.history,
+        level=resolved.level,
+        parallelism=resolved.parallelism,
+        history=resolved.history,
         on_progress=on_progress,
         items=items,
     )

@@ -60,13 +60,13 @@ class SplitReader:
 
     def _chunks(self, splits: Sequence[SourceSplit]) -> Iterator[ExchangeChunk]:
         pipeline = self.packed.unpack()
-        for one in splits:
-            node = pipeline.sources[one.source]
+        for split in splits:
+            node = pipeline.sources[split.source]
             try:
-                rows = read_split(node, one.split)
-                yield from source_chunks(pipeline, node, rows, one.index)
+                rows = read_split(node, split.split)
+                yield from source_chunks(pipeline, node, rows, split.index)
             except ArroyoStateError as error:
-                yield failure(error, one.index)
+                yield failure(error, split.index)
         if not splits:
             yield from every_watermark(pipeline)
 
@@ -102,18 +102,18 @@ class LevelRunner:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pass on the rows of later levels, run this level, and yield its report."""
-        mine, subtask = ChunkStream(), None
+        stream, subtask = ChunkStream(), None
         for batch in batches:
-            ours = pc.equal(batch.column(0), self.level)
-            later = batch.filter(pc.invert(ours))
+            mask = pc.equal(batch.column(0), self.level)
+            later = batch.filter(pc.invert(mask))
             if later.num_rows:
-                batch = batch.filter(ours)
+                batch = batch.filter(mask)
                 yield later
             if batch.num_rows:
-                mine.write(batch)
+                stream.write(batch)
                 subtask = batch.column(1)[0].as_py()
         if subtask is not None:
-            yield from self._level(subtask, mine.close())
+            yield from self._level(subtask, stream.close())
 
     def _level(self, subtask: int, rows: pa.Buffer) -> Iterator[pa.RecordBatch]:
         try:
@@ -136,10 +136,10 @@ def level_function(runners: Sequence[LevelRunner], read: ReadRows | None = None)
     first, *later = runners
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = first.run(batches) if read is None else first.run_read(read, batches)
+        output = first.run(batches) if read is None else first.run_read(read, batches)
         for runner in later:
-            found = runner.run(found)
-        return found
+            output = runner.run(output)
+        return output
 
     return run
 

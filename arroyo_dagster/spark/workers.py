@@ -80,12 +80,12 @@ def check_reports(reports: Sequence[WorkerReport], own: Mapping[str, str]) -> No
     """
     for report in reports:
         for name, version in own.items():
-            found = report.versions.get(name)
-            if found is None:
+            installed = report.versions.get(name)
+            if installed is None:
                 raise _refused(report, f"has no {name} (the driver has {version})", own)
             numbers = _SAME.get(name)
-            if numbers is not None and _numbers(found, numbers) != _numbers(version, numbers):
-                raise _refused(report, f"has {name} {found}, the driver {version}", own)
+            if numbers is not None and _numbers(installed, numbers) != _numbers(version, numbers):
+                raise _refused(report, f"has {name} {installed}, the driver {version}", own)
     for report in reports:
         if report.sees_disk is False:
             raise other_disk(report.host)
@@ -189,8 +189,8 @@ def _question(names: Sequence[str], file: tuple[str, str] | None) -> Callable[[i
                 sees = False
         # While it sleeps, the next task starts in another slot.
         time.sleep(0.05)
-        found = {"host": socket.gethostname(), "python": sys.executable}
-        return json.dumps({**found, "versions": versions, "sees_disk": sees})
+        facts = {"host": socket.gethostname(), "python": sys.executable}
+        return json.dumps({**facts, "versions": versions, "sees_disk": sees})
 
     return report
 

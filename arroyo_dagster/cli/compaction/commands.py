@@ -116,12 +116,12 @@ def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> N
         print_rewrite(planned, yes=False, as_json=as_json, in_full=True)
         return
     with show_progress(as_json=as_json) as on_progress:
-        found = plan_compaction(store, paths, _settings(given), on_progress=on_progress)
+        plan = plan_compaction(store, paths, _settings(given), on_progress=on_progress)
     if as_json:
-        print_json(plain_values(found))
+        print_json(plain_values(plan))
         return
-    _print_plan(found)
-    click.echo(f"{_name(found)}: {_format_forecast(found)}")
+    _print_plan(plan)
+    click.echo(f"{_name(plan)}: {_format_forecast(plan)}")
 
 
 def _print_forecasts(
@@ -154,8 +154,8 @@ def _print_forecasts(
 
 
 def _forecast_json(found: CompactionPlan | RewritePlan) -> dict[str, Any]:
-    shown = plain_values(found)
-    return {"job": _name(found), **{key: shown[key] for key in ("epoch", "before", "after")}}
+    document = plain_values(found)
+    return {"job": _name(found), **{key: document[key] for key in ("epoch", "before", "after")}}
 
 
 def _forecast_line(found: CompactionPlan | RewritePlan) -> tuple[object, ...]:
@@ -242,9 +242,9 @@ def run(
     settings = _settings(given)
     outcomes: list[CompactionOutcome | RewriteOutcome] = []
     problems: list[ArroyoStateError] = []
-    wanted = [find_job(store, job) for job in jobs]
-    listed = _listed_together(store, wanted) if yes and len(wanted) > 1 else {}
-    for paths in wanted:
+    job_paths = [find_job(store, job) for job in jobs]
+    listed = _listed_together(store, job_paths) if yes and len(job_paths) > 1 else {}
+    for paths in job_paths:
         try:
             if is_arroyo_job(store, paths) and yes:
                 with show_progress(as_json=as_json, name=paths.root) as on_progress:
@@ -259,13 +259,13 @@ def run(
                 outcomes.append(_plan_rewrite(store, paths, given, as_json=as_json))
             elif yes:
                 with show_progress(as_json=as_json, name=paths.root) as on_progress:
-                    chosen = CompactionOptions(
+                    options = CompactionOptions(
                         wait_seconds=wait_seconds,
                         lease_wait_seconds=lease_wait_seconds,
                         on_lease=print_lease_event(paths),
                         on_progress=on_progress,
                     )
-                    outcomes.append(_compact(store, paths, settings, chosen, spark=spark))
+                    outcomes.append(_compact(store, paths, settings, options, spark=spark))
             else:
                 with show_progress(as_json=as_json, name=paths.root) as on_progress:
                     plan = plan_compaction(store, paths, settings, on_progress=on_progress)
@@ -283,8 +283,8 @@ def run(
 
 def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPaths, ListedJob]:
     """List Arroyo jobs first, so that one quiet period serves all of them."""
-    known = concurrently(lambda paths: is_arroyo_job(store, paths), jobs)
-    arroyos = [paths for paths, one in zip(jobs, known, strict=True) if one]
+    answers = concurrently(lambda paths: is_arroyo_job(store, paths), jobs)
+    arroyos = [paths for paths, is_arroyo in zip(jobs, answers, strict=True) if is_arroyo]
     # The time is taken behind each listing: nothing counts as quiet before it was listed.
     return {
         paths: ListedJob(objects=list_objects(store, paths), at_micros=wall_clock())
@@ -321,13 +321,13 @@ def _rewrite(
     spark: SparkSettings | None,
 ) -> RewriteOutcome:
     directory = directory_of_environment(given["api"], given["database"], given["assume"])
-    chosen = replace(
+    rewrite_options = replace(
         options,
         run=runner(spark),
         quiet_seconds=given["quiet_seconds"],
         sleep=_sleep_and_report(paths),
     )
-    return run_rewrite(store, paths, directory, _settings(given), chosen)
+    return run_rewrite(store, paths, directory, _settings(given), rewrite_options)
 
 
 def _compact(
@@ -365,25 +365,25 @@ def _print_outcome(outcome: CompactionOutcome | RewriteOutcome, *, yes: bool) ->
     if isinstance(outcome, RewriteOutcome):
         print_rewrite(outcome, yes=yes, as_json=False)
         return
-    found = outcome.plan
+    plan = outcome.plan
     if not yes or not outcome.changed:
-        _print_merges(found)
-        print_left_out(_name(found), found.left_out)
+        _print_merges(plan)
+        print_left_out(_name(plan), plan.left_out)
     for choice in outcome.engines:
-        click.echo(f"{_name(found)}: {choice}")
-    click.echo(f"{_name(found)}: {_format_outcome(outcome, yes=yes)}")
+        click.echo(f"{_name(plan)}: {choice}")
+    click.echo(f"{_name(plan)}: {_format_outcome(outcome, yes=yes)}")
 
 
 def _format_outcome(outcome: CompactionOutcome, *, yes: bool) -> str:
-    found = outcome.plan
-    if not found.merges and not outcome.changed:
-        return f"nothing to merge at epoch {found.epoch}"
+    plan = outcome.plan
+    if not plan.merges and not outcome.changed:
+        return f"nothing to merge at epoch {plan.epoch}"
     if not yes:
-        return f"{_format_forecast(found)}; nothing was changed, add --yes to execute"
+        return f"{_format_forecast(plan)}; nothing was changed, add --yes to execute"
     sizes = (
-        f"{format_bytes(found.size_bytes_before)} became {format_bytes(outcome.size_bytes_after)}"
+        f"{format_bytes(plan.size_bytes_before)} became {format_bytes(outcome.size_bytes_after)}"
     )
-    files = f"{found.files_before} files became {outcome.files_after}, {sizes}"
+    files = f"{plan.files_before} files became {outcome.files_after}, {sizes}"
     if outcome.epoch is not None:
         return f"{files}; epoch {outcome.epoch} lists them"
     return f"{files}; the job adopts them at its next checkpoint"

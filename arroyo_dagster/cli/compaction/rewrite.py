@@ -64,7 +64,7 @@ def print_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
     """Print one line: how many tables are skipped, by reason."""
     if not left_out:
         return
-    reasons = Counter(one.reason for one in left_out)
+    reasons = Counter(entry.reason for entry in left_out)
     counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
     click.echo(
         f"{job}: {len(left_out)} skipped ({counts}); `arroyo-state compact plan {job}` lists them"
@@ -107,8 +107,8 @@ def rewrite_json(outcome: RewriteOutcome) -> dict[str, Any]:
         "repaired_rows": outcome.repaired,
         "dropped_rows": _dropped(outcome),
         "left_out": [
-            {"operator": one.operator, "table": one.table, "reason": one.reason}
-            for one in outcome.left_out
+            {"operator": entry.operator, "table": entry.table, "reason": entry.reason}
+            for entry in outcome.left_out
         ],
         "unlisted_files": list(outcome.unlisted),
         "undo_record": outcome.record,
@@ -138,15 +138,15 @@ def print_tables(plan: RewritePlan) -> None:
     """Print what is rewritten by which rule."""
     lines = [
         (
-            one.operator,
-            one.table,
-            len(one.inputs),
-            format_bytes(one.size_bytes),
-            len(one.parts),
-            one.rule.value,
-            f"up to {one.lost_rows} rows" if one.lost_rows else None,
+            table.operator,
+            table.table,
+            len(table.inputs),
+            format_bytes(table.size_bytes),
+            len(table.parts),
+            table.rule.value,
+            f"up to {table.lost_rows} rows" if table.lost_rows else None,
         )
-        for one in plan.tables
+        for table in plan.tables
     ]
     if lines:
         columns = ("operator", "table", "files", "bytes", "at most", "keeps", "repairs")
@@ -162,7 +162,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
     plan, after = outcome.plan, outcome.after
     if not plan.tables:
         return f"nothing to rewrite at epoch {plan.epoch}"
-    lost = sum(one.lost_rows for one in plan.repairs)
+    lost = sum(repair.lost_rows for repair in plan.repairs)
     if not yes:
         repairs = f"; up to {lost} rows that Arroyo would lose are repaired" if lost else ""
         step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"

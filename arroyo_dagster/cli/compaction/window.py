@@ -156,9 +156,9 @@ def _carried_out(
     if left is not None:
         _report_unfinished(paths, control, left)
         if yes:
-            found = recover_window(store, paths, control, options)
-            if found is not None:
-                return not_done(paths, found)
+            outcome = recover_window(store, paths, control, options)
+            if outcome is not None:
+                return not_done(paths, outcome)
         else:
             click.echo(
                 f"{paths.root}: the job may be down; the same call with --yes starts it again",

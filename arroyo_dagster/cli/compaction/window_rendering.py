@@ -43,7 +43,7 @@ def window_json(outcome: WindowOutcome[Any, Any]) -> dict[str, Any]:
         "downtime_seconds": round(outcome.downtime_seconds, 3),
         "state": None if facts is None else facts.state,
         "run_id": None if facts is None else facts.run_id,
-        "steps": [{"at_micros": one.at_micros, "did": one.did} for one in outcome.steps],
+        "steps": [{"at_micros": step.at_micros, "did": step.did} for step in outcome.steps],
     }
 
 

@@ -98,11 +98,11 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     Args:
         given: the options of `_plan_options`.
     """
-    chosen = PlanKind(kind)
+    plan_kind = PlanKind(kind)
     retains = given["keep_epochs"] is not None or given["keep_micros"] is not None
-    if chosen is not PlanKind.EXPIRE and retains:
+    if plan_kind is not PlanKind.EXPIRE and retains:
         raise click.UsageError("--keep and --keep-for are options of `expire`")
-    if plan is not None and plan.kind is not chosen:
+    if plan is not None and plan.kind is not plan_kind:
         raise InputError(
             f"the stored plan is a plan of kind {plan.kind.value}",
             job=plan.paths.root,
@@ -112,9 +112,9 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     retention = None
     if retains:
         retention = settings_from(Retention, given)
-    elif chosen is PlanKind.EXPIRE and plan is None:
+    elif plan_kind is PlanKind.EXPIRE and plan is None:
         raise click.UsageError("`expire` needs --keep N, --keep-for AGE, or both")
-    elif chosen is PlanKind.EXPIRE:
+    elif plan_kind is PlanKind.EXPIRE:
         retention = Retention(
             keep_epochs=rule.get("keep_epochs"), keep_micros=rule.get("keep_micros")
         )
@@ -126,7 +126,7 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
         purge = settings_from(OrphanSettings, given).purge_after_micros
     directory = directory_of_environment(given["api"], given["database"], given["assume"])
     return GcRequest(
-        kind=chosen,
+        kind=plan_kind,
         retention=retention,
         grace_micros=grace,
         purge_after_micros=purge,

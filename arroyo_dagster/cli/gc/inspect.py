@@ -70,31 +70,31 @@ def explain(
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of_environment(api, database, assume)
-    asked = _orphans_request(grace_micros, directory)
+    request = _orphans_request(grace_micros, directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
-        reasons = explain_directory(store, paths, path, asked)
+        reasons = explain_directory(store, paths, path, request)
         if as_json:
             print_json(reasons_json(reasons))
         else:
             print_reasons(reasons)
         return
-    found = explain_object(store, paths, path, asked)
+    info = explain_object(store, paths, path, request)
     if as_json:
         document = {
-            "path": found.path,
-            "kind": found.kind.value,
-            "size_bytes": found.size_bytes,
-            "modified_micros": found.modified_micros,
-            "referenced_by": list(found.by),
-            "reason": found.reason.name.lower(),
-            "deletable": found.reason.goes,
-            "undecided": found.undecided,
+            "path": info.path,
+            "kind": info.kind.value,
+            "size_bytes": info.size_bytes,
+            "modified_micros": info.modified_micros,
+            "referenced_by": list(info.by),
+            "reason": info.reason.name.lower(),
+            "deletable": info.reason.goes,
+            "undecided": info.undecided,
         }
         print_json(document)
         return
     click.echo(
-        f"{found.path}: {found.kind.value}, {format_bytes(found.size_bytes)}, written "
-        f"{clock(found.modified_micros) or 'at an unknown time'}"
+        f"{info.path}: {info.kind.value}, {format_bytes(info.size_bytes)}, written "
+        f"{clock(info.modified_micros) or 'at an unknown time'}"
     )
-    for line in explained_lines(found):
+    for line in explained_lines(info):
         click.echo(line)

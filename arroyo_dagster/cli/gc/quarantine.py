@@ -73,10 +73,10 @@ def undelete_command(
     store = open_url(url) if yes else open_to_read(url)
     paths = find_any_job(store, job)
     if quarantine is None:
-        found = list_quarantines(store, paths)
+        quarantines = list_quarantines(store, paths)
         lines = [
-            (one.name, clock(one.moved_at_micros), len(moved), sum(m.size_bytes for m in moved))
-            for one, moved in found
+            (entry.name, clock(entry.moved_at_micros), len(moved), sum(m.size_bytes for m in moved))
+            for entry, moved in quarantines
         ]
         columns = ("quarantine", "moved", "objects", "bytes")
         if as_json:
@@ -96,9 +96,9 @@ def undelete_command(
             )
             moved = _restored(store, paths, quarantine, options, spark)
     if as_json:
-        print_json({"done": yes, "objects": [moved_json(one) for one in moved]})
+        print_json({"done": yes, "objects": [moved_json(file) for file in moved]})
         return
-    size = format_bytes(sum(one.size_bytes for one in moved))
+    size = format_bytes(sum(file.size_bytes for file in moved))
     came = "were" if yes else "would be"
     rest = "" if yes else "; nothing was changed, add --yes to execute"
     click.echo(f"{paths.root}: {len(moved)} objects, {size} {came} restored{rest}")
@@ -160,7 +160,7 @@ def purge_command(
     else:
         gone = purge(store, paths, older_than_micros=micros)
     if as_json:
-        print_json({"done": yes, "quarantines": [one.name for one in gone]})
+        print_json({"done": yes, "quarantines": [quarantine.name for quarantine in gone]})
         return
     went = "deleted" if yes else "would be deleted; nothing was deleted, add --yes to execute"
     click.echo(f"{paths.root}: {len(gone)} quarantines {went}")

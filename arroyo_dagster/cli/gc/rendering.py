@@ -48,15 +48,15 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
     )
     for path in plan.foreign[:5]:
         click.echo(f"unknown file, never deleted: {path}")
-    for one in plan.remains[:5]:
-        click.echo(f"remains of an interrupted write: {one.name}")
+    for file in plan.remains[:5]:
+        click.echo(f"remains of an interrupted write: {file.name}")
     for choice in outcome.engines:
         click.echo(f"{root}: {choice}")
     if plan.purges:
         gone = "were purged" if yes else "are old enough: they are purged first"
         click.echo(f"{root}: {len(plan.purges)} quarantines {gone}: {', '.join(plan.purges)}")
     if plan.remains:
-        size = format_bytes(sum(one.size_bytes for one in plan.remains))
+        size = format_bytes(sum(file.size_bytes for file in plan.remains))
         end = "were deleted" if yes else "would be deleted"
         click.echo(f"{root}: {outcome.remains} remains of interrupted writes, {size}, {end}")
     click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
@@ -67,15 +67,15 @@ def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
         rest = "nothing else to delete" if plan.remains else "nothing to delete"
         return f"{rest}; plan {plan.digest}" if plan.remains and not yes else rest
     epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
-    what = f"{epochs}{outcome.deleted} objects, {format_bytes(outcome.size_bytes)}"
+    amount = f"{epochs}{outcome.deleted} objects, {format_bytes(outcome.size_bytes)}"
     if not yes:
         return (
-            f"{what} would be deleted; plan {plan.digest}; nothing was deleted, add --yes to "
+            f"{amount} would be deleted; plan {plan.digest}; nothing was deleted, add --yes to "
             "execute"
         )
     if outcome.quarantine is not None:
-        return f"{what} were moved to {outcome.quarantine}; `gc undelete` restores them"
-    return f"{what} were deleted; journal {outcome.run}"
+        return f"{amount} were moved to {outcome.quarantine}; `gc undelete` restores them"
+    return f"{amount} were deleted; journal {outcome.run}"
 
 
 def reasons_json(reasons: Reasons) -> dict[str, Any]:

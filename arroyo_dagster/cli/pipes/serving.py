@@ -86,8 +86,8 @@ def _find_parameters() -> PipesParamsLoader:
     ]
     for loader in (kind() for kind in kinds):
         if loader.is_dagster_pipes_process():
-            found: PipesParamsLoader = loader
-            return found
+            active: PipesParamsLoader = loader
+            return active
     raise InputError(
         "no Pipes client started this process",
         next_step="let a run of Dagster start it: see PipesRunner in the documentation",
@@ -119,9 +119,9 @@ def _answer(pipes: PipesContext, asked: Asked) -> dict[str, Any]:
     except ArroyoStateError as error:
         return {**asked.partial, "error": error_json(error)}
     except Exception as error:
-        shown = redacted_cause(error)
-        pipes.log.error(redact_text("".join(traceback.format_exception(shown))))
+        cause = redacted_cause(error)
+        pipes.log.error(redact_text("".join(traceback.format_exception(cause))))
         unexpected = ArroyoStateError(
-            f"{type(shown).__name__}: {shown}", next_step="read the traceback in the log of the run"
+            f"{type(cause).__name__}: {cause}", next_step="read the traceback in the log of the run"
         )
         return {**asked.partial, "error": error_json(unexpected)}

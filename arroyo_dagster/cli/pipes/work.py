@@ -98,15 +98,15 @@ class Asked:
         from arroyo_dagster.state.storage.remote.open import open_store
         from arroyo_dagster.state.storage.urls import parse_url
 
-        given = self.request["store"]
-        options, deleting = given["storage_options"], given["delete_options"]
+        spec = self.request["store"]
+        options, deleting = spec["storage_options"], spec["delete_options"]
         store = open_store(
-            given["url"],
+            spec["url"],
             options=_with_variables(options),
             delete_options=_with_variables(deleting) if deleting else None,
         )
-        prefixes = (ReadOnlyPrefix(prefix=one, file=file) for one, file in given["read_only"])
-        return guarded(store, parse_url(given["url"]), prefixes)
+        prefixes = (ReadOnlyPrefix(prefix=prefix, file=file) for prefix, file in spec["read_only"])
+        return guarded(store, parse_url(spec["url"]), prefixes)
 
 
 def do_work(asked: Asked) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def do_work(asked: Asked) -> dict[str, Any]:
 def _with_variables(value: Any) -> Any:
     """Replace each `{env: NAME}` in options by the value of the variable."""
     if isinstance(value, list):
-        return [_with_variables(one) for one in value]
+        return [_with_variables(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     if value.keys() != {"env"}:
-        return {name: _with_variables(one) for name, one in value.items()}
+        return {name: _with_variables(item) for name, item in value.items()}
     name = str(value["env"])
     if name not in os.environ:
         raise InputError(
@@ -163,22 +163,22 @@ def _compact(asked: Asked) -> dict[str, Any]:
 def _run_gc(asked: Asked) -> dict[str, Any]:
     from arroyo_dagster.spark.gc import run_gc_on_spark
 
-    given = asked.request
-    approved = given["approved_plan"]
-    retention, api = given["retention"], given["arroyo_api_url"]
+    request = asked.request
+    approved = request["approved_plan"]
+    retention, api = request["retention"], request["arroyo_api_url"]
     outcome = run_gc_on_spark(
         asked.session,
         asked.store(),
         asked.paths(),
         GcRequest(
-            kind=PlanKind(given["kind"]),
+            kind=PlanKind(request["kind"]),
             retention=None if retention is None else value_from_json(Retention, retention),
-            grace_micros=given["grace_micros"],
-            purge_after_micros=given["purge_after_micros"],
+            grace_micros=request["grace_micros"],
+            purge_after_micros=request["purge_after_micros"],
             directory=open_directory(api=api, token=os.environ.get("ARROYO_API_TOKEN")),
         ),
         GcOptions(
-            **given["options"],
+            **request["options"],
             on_lease=asked.log,
             on_progress=progress_logger(asked.log),
             make_plan=plan_gc if approved is None else functools.partial(_approved, approved),

@@ -63,22 +63,22 @@ def diff_command(
 
     state = open_state(open_to_read(url), private=private)
     second = split_epoch(before)[0] if after is None else after
-    found = diff_epochs(state.epoch(before), state.epoch(second), operator, table)
+    diffs = diff_epochs(state.epoch(before), state.epoch(second), operator, table)
     if as_json:
-        print_json([_json(one, with_rows, keys, limit) for one in found])
+        print_json([_json(diff, with_rows, keys, limit) for diff in diffs])
         return
     print_table(
         ["operator", "table", *_COLUMNS, "files not read"],
-        [[one.operator, one.table, *_counts(one).values(), one.skipped_files] for one in found],
+        [[one.operator, one.table, *_counts(one).values(), one.skipped_files] for one in diffs],
     )
-    for one in found if with_rows or keys else ():
-        if not one.is_empty:
-            click.echo(f"\n{one.operator} {one.table}")
-            rows = _rows(one, keys, limit)
+    for diff in diffs if with_rows or keys else ():
+        if not diff.is_empty:
+            click.echo(f"\n{diff.operator} {diff.table}")
+            rows = _rows(diff, keys, limit)
             columns = list(rows[0])
             print_table(columns, [[format_cell(row[name]) for name in columns] for row in rows])
-            if len(rows) < one.changes.num_rows:
-                click.echo(f"{len(rows)} of {one.changes.num_rows}; --limit 0 prints all")
+            if len(rows) < diff.changes.num_rows:
+                click.echo(f"{len(rows)} of {diff.changes.num_rows}; --limit 0 prints all")
 
 
 def _counts(one: TableDiff) -> dict[str, int]:
@@ -100,7 +100,7 @@ def _rows(one: TableDiff, keys: bool, limit: int) -> list[dict[str, Any]]:
 
 
 def _json(one: TableDiff, with_rows: bool, keys: bool, limit: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "operator_id": one.operator,
         "table": one.table,
         **_counts(one),
@@ -108,5 +108,5 @@ def _json(one: TableDiff, with_rows: bool, keys: bool, limit: int) -> dict[str, 
         "by_subtask": one.by_subtask,
     }
     if with_rows or keys:
-        found["rows"] = _rows(one, keys, limit)
-    return found
+        document["rows"] = _rows(one, keys, limit)
+    return document

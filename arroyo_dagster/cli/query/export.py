@@ -114,21 +114,21 @@ def export_command(
     numbers = epoch.job.epochs()
     if changes:
         first = numbers[0] if epoch.number == numbers[-1] else epoch.number
-        found = list(export_changes(epoch.job, operator, table, chosen_target, first))
+        exports = list(export_changes(epoch.job, operator, table, chosen_target, first))
     else:
-        chosen = numbers if every_epoch else [Epoch(epoch.number)]
-        found = list(export_epochs(epoch.job, operator, table, chosen_target, chosen))
+        epochs = numbers if every_epoch else [Epoch(epoch.number)]
+        exports = list(export_epochs(epoch.job, operator, table, chosen_target, epochs))
     if as_json:
         print_json(
             [
                 {
-                    "epoch": one.epoch,
-                    "files": one.files,
-                    "rows": one.rows,
-                    "bytes": one.size_bytes,
-                    "new": one.new,
+                    "epoch": export.epoch,
+                    "files": export.files,
+                    "rows": export.rows,
+                    "bytes": export.size_bytes,
+                    "new": export.new,
                 }
-                for one in found
+                for export in exports
             ]
         )
         return
@@ -136,12 +136,12 @@ def export_command(
         ["epoch", "files", "rows", "bytes", ""],
         [
             [
-                one.epoch,
-                one.files,
-                one.rows,
-                format_bytes(one.size_bytes),
-                "written" if one.new else "was there",
+                export.epoch,
+                export.files,
+                export.rows,
+                format_bytes(export.size_bytes),
+                "written" if export.new else "was there",
             ]
-            for one in found
+            for export in exports
         ],
     )

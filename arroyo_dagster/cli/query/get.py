@@ -44,6 +44,6 @@ def get_command(
     from arroyo_dagster.state.operations.query.state import open_state
 
     state = open_state(open_to_read(url), private=private)
-    found = state.epoch(job).table(operator, table)
-    rows = found.lookup(parse_key(found, key))
+    stored = state.epoch(job).table(operator, table)
+    rows = stored.lookup(parse_key(stored, key))
     print_rows(unique_names(rows.schema.names), plain_rows(rows), as_json=as_json)

@@ -47,7 +47,7 @@ def print_rows(
     if as_json:
         print_json(rows)
         return
-    print_table(columns, [[format_cell(one) for one in row.values()] for row in rows])
+    print_table(columns, [[format_cell(value) for value in row.values()] for row in rows])
     click.echo(f"{len(rows)} rows" if len(rows) != 1 else "1 row")
 
 
@@ -60,20 +60,20 @@ def write_answer(rows: pl.DataFrame, path: Path, form: str | None) -> None:
     Raises:
         InputError: the file exists or cannot be written, or its name tells no format.
     """
-    chosen = form or path.suffix.removeprefix(".")
-    if chosen not in FORMATS or chosen == "table":
+    file_format = form or path.suffix.removeprefix(".")
+    if file_format not in FORMATS or file_format == "table":
         raise InputError(
-            f"not a format for a file: {chosen or path.name!r}",
+            f"not a format for a file: {file_format or path.name!r}",
             expected=", ".join(FORMATS[1:]),
             next_step="name it with --format",
         )
     try:
         with path.open("xb") as file:
-            if chosen == "parquet":
+            if file_format == "parquet":
                 _write_parquet(rows, file)
             else:
                 with open(file.fileno(), "w", encoding="utf-8", newline="", closefd=False) as text:
-                    _write_text(rows, text, chosen)
+                    _write_text(rows, text, file_format)
     except FileExistsError:
         raise InputError("the file exists", path=path, next_step="choose another name") from None
     except OSError as error:
@@ -99,7 +99,7 @@ def _write_text(rows: pl.DataFrame, file: IO[str], form: str) -> None:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(rows.columns)
     for row in plain_frame(rows):
-        writer.writerow("" if one is None else format_cell(one) for one in row.values())
+        writer.writerow("" if value is None else format_cell(value) for value in row.values())
 
 
 def plain_frame(rows: pl.DataFrame) -> list[dict[str, Any]]:
@@ -120,17 +120,17 @@ def _plain_column(column: pl.Series) -> Sequence[Any]:
     if kind.is_integer() or kind in (pl.Boolean, pl.String, pl.Null):
         return column.to_list()
     if kind.is_float():
-        return [None if one is None else plain_number(one) for one in column]
+        return [None if value is None else plain_number(value) for value in column]
     if isinstance(kind, pl.Datetime):
         unit, zone = kind.time_unit, "Z" if kind.time_zone else ""
         counts = column.to_physical()
-        return [None if one is None else format_moment(one, unit, zone) for one in counts]
+        return [None if count is None else format_moment(count, unit, zone) for count in counts]
     if isinstance(kind, pl.Duration):
         counts = column.to_physical()
-        return [None if one is None else format_span(one, kind.time_unit) for one in counts]
+        return [None if count is None else format_span(count, kind.time_unit) for count in counts]
     from arroyo_dagster.state.codec.plain import plain_scalar
 
-    return [plain_scalar(one) for one in column.to_arrow()]
+    return [plain_scalar(value) for value in column.to_arrow()]
 
 
 def format_cell(value: object) -> object:

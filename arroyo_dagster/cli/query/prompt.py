@@ -98,9 +98,9 @@ class Prompt:
             self._names = []
             with suppress(ArroyoStateError):
                 self._names = self.catalog.list_tables().get_column("name").to_list()
-        known = _COMMANDS if text.startswith(".") else (*_WORDS, *self._names)
-        found = [one for one in known if one.lower().startswith(text.lower())]
-        return found[number] if number < len(found) else None
+        words = _COMMANDS if text.startswith(".") else (*_WORDS, *self._names)
+        matches = [word for word in words if word.lower().startswith(text.lower())]
+        return matches[number] if number < len(matches) else None
 
 
 @contextmanager

@@ -57,10 +57,10 @@ def check(
     Example:
       arroyo-state sdf check dataflow.yaml
     """
-    chosen = list(dict.fromkeys(path for text in files for path in _paths(text)))
+    paths = list(dict.fromkeys(path for text in files for path in _paths(text)))
     documents: list[dict[str, Any]] = []
     accepted = True
-    for file in chosen:
+    for file in paths:
         try:
             document, packages = load_with_packages(
                 file, legacy=legacy, extended=extended, dev=not prod
@@ -81,9 +81,9 @@ def check(
             _print_document(file, document)
     if as_json:
         print_json(documents[0] if len(files) == len(documents) == 1 else {"files": documents})
-    elif len(chosen) > 1:
-        wrong = sum(not one["valid"] for one in documents)
-        click.echo(f"{len(chosen)} files, {wrong} with errors", err=stubs)
+    elif len(paths) > 1:
+        wrong = sum(not entry["valid"] for entry in documents)
+        click.echo(f"{len(paths)} files, {wrong} with errors", err=stubs)
     if not accepted:
         click.get_current_context().exit(EXIT_FINDINGS)
 
@@ -97,14 +97,14 @@ def _paths(text: str) -> list[str]:
     path = Path(text)
     if path.is_dir() and not (path / PACKAGE_FILE).is_file():
         names = ("dataflow.yaml", PACKAGE_FILE)
-        found = sorted(str(one) for name in names for one in path.rglob(name))
+        files = sorted(str(file) for name in names for file in path.rglob(name))
     elif not path.exists() and glob.has_magic(text):
-        found = sorted(glob.glob(text, recursive=True))
+        files = sorted(glob.glob(text, recursive=True))
     else:
         return [text]
-    if not found:
+    if not files:
         raise NotFoundError("there is no definition", path=text)
-    return found
+    return files
 
 
 def _print_stubs(dataflow: Dataflow, packages: Mapping[str, Package]) -> None:
@@ -138,8 +138,8 @@ def _invalid_json(file: str, error: InvalidDefinition) -> dict[str, Any]:
     return {
         "file": error.facts.get("file", file),  # of a package that the file imports, perhaps
         "valid": False,
-        "mistakes": [_diagnostic_json(one) for one in error.diagnostics],
-        "warnings": [_diagnostic_json(one) for one in error.warnings],
+        "mistakes": [_diagnostic_json(diagnostic) for diagnostic in error.diagnostics],
+        "warnings": [_diagnostic_json(warning) for warning in error.warnings],
     }
 
 
@@ -157,8 +157,8 @@ def _print_document(file: str, document: Dataflow | Package) -> None:
     if states:
         columns = ["in", "state", "line", "form", "owner", "key", "value", "ttl", "table"]
         print_table(columns, [_cells(service, state) for service, state in states])
-    for one in document.warnings:
-        click.echo(f"warning {one.number} {one.place}{one.message}")
+    for warning in document.warnings:
+        click.echo(f"warning {warning.number} {warning.place}{warning.message}")
     kind = "dataflow" if isinstance(document, Dataflow) else "package"
     count = len(document.warnings)
     click.echo(
@@ -198,7 +198,7 @@ def _document_json(file: str, document: Dataflow | Package) -> dict[str, Any]:
         "version": document.version,
         "states": [_state_json(service, state) for service, state in _states(document)],
         "mistakes": [],
-        "warnings": [_diagnostic_json(one) for one in document.warnings],
+        "warnings": [_diagnostic_json(warning) for warning in document.warnings],
     }
 
 

@@ -155,7 +155,7 @@ def _undo(
         if yes:
             epochs[plan.service] = run_restore(dataflow, store, plan)
     if as_json:
-        found = [{"service": plan.service, "restores": plan.restores} for plan in plans]
-        print_json({"plan": found, "done": yes, "epochs": dict(epochs)})
+        documents = [{"service": plan.service, "restores": plan.restores} for plan in plans]
+        print_json({"plan": documents, "done": yes, "epochs": dict(epochs)})
     elif not yes:
         click.echo("Nothing was changed. To carry it out: add --yes")

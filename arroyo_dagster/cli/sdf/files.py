@@ -126,13 +126,13 @@ def binding_flags(
         for role, texts in (("source", sources), ("sink", sinks))
     }
     for role, bindings in bound.items():
-        topics = [one.topic for one in bindings]
+        topics = [binding.topic for binding in bindings]
         for topic in topics:
             if topics.count(topic) > 1:
                 raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
     return BindingsText(
-        sources={one.topic: one for one in bound["source"]},
-        sinks={one.topic: one for one in bound["sink"]},
+        sources={binding.topic: binding for binding in bound["source"]},
+        sinks={binding.topic: binding for binding in bound["sink"]},
         functions=dict(parse_function(text) for text in functions),
         env=dict(_variable(text) for text in env),
     )
@@ -163,13 +163,13 @@ def check_functions(file: str, document: _D, packages: Mapping[str, Package]) ->
         InvalidDefinition: a function uses names, members or tables that do not exist.
     """
     if isinstance(document, Dataflow):
-        found = check_bodies(document, packages, folders=_folders(file))
+        findings = check_bodies(document, packages, folders=_folders(file))
     else:
-        found = check_package_bodies(document, packages)
-    warnings = (*document.warnings, *found.warnings)
-    if found.errors:
-        what = "dataflow" if isinstance(document, Dataflow) else "package"
-        raise InvalidDefinition(what, found.errors, file=file, warnings=warnings)
+        findings = check_package_bodies(document, packages)
+    warnings = (*document.warnings, *findings.warnings)
+    if findings.errors:
+        kind = "dataflow" if isinstance(document, Dataflow) else "package"
+        raise InvalidDefinition(kind, findings.errors, file=file, warnings=warnings)
     return replace(document, warnings=warnings)
 
 

@@ -103,10 +103,10 @@ def generate(kind: str, name: str, namespace: str, folder: str | None) -> None:
     Example:
       arroyo-state sdf generate dataflow word-count
     """
-    for what, text in (("NAME", name), ("--namespace", namespace)):
+    for argument, text in (("NAME", name), ("--namespace", namespace)):
         if not _NAME.fullmatch(text):
             raise InputError(
-                f"{what} is not a name: expected small letters, digits and single dashes",
+                f"{argument} is not a name: expected small letters, digits and single dashes",
                 given=text,
                 next_step="for example `word-count`",
             )

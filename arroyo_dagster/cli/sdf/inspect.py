@@ -125,12 +125,12 @@ def _print_list(found: list[Namespace], as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {"namespace": one.name, "keys": len(one.rows), "type": one.type, "epoch": one.epoch}
-                for one in found
+                {"namespace": ns.name, "keys": len(ns.rows), "type": ns.type, "epoch": ns.epoch}
+                for ns in found
             ]
         )
         return
-    rows = [[one.name, str(len(one.rows)), one.type] for one in found]
+    rows = [[ns.name, str(len(ns.rows)), ns.type] for ns in found]
     click.echo(borderless(["Namespace", "Keys", "Type"], rows))
 
 

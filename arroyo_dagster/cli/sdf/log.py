@@ -54,25 +54,25 @@ def print_log(
     dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     kept: list[LogEntry] = []
     left = dict.fromkeys(dataflow.services, last)
-    for one in reversed(read_step_log(open_to_read(url), dataflow, service=service)):
-        left[one.service] -= 1
-        if left[one.service] >= 0:
-            kept.append(one)
-    chosen = kept[::-1]
+    for entry in reversed(read_step_log(open_to_read(url), dataflow, service=service)):
+        left[entry.service] -= 1
+        if left[entry.service] >= 0:
+            kept.append(entry)
+    entries = kept[::-1]
     if as_json:
-        print_json([dataclasses.asdict(one) for one in chosen])
+        print_json([dataclasses.asdict(entry) for entry in entries])
         return
-    for one in chosen:
-        click.echo(_text(file, one))
-    if not chosen:
+    for entry in entries:
+        click.echo(_text(file, entry))
+    if not entries:
         click.echo("no record has failed, and no function has sent a message", err=True)
 
 
 def _text(file: str, entry: LogEntry) -> str:
     place = f" on {entry.place}" if entry.place else ""
     line = "" if entry.line is None else f"\n  {file}:{entry.line}"
-    said = entry.reason if entry.message is None else f"message: {entry.message}"
+    detail = entry.reason if entry.message is None else f"message: {entry.message}"
     return (
         f"{iso_micros(entry.at_ms * 1000)} {entry.service}/{entry.step} epoch "
-        f"{entry.epoch}{place}{line}\n  {said}"
+        f"{entry.epoch}{place}{line}\n  {detail}"
     )

@@ -100,10 +100,10 @@ def replay(
     Example:
       arroyo-state sdf replay dataflow.yaml --bindings bindings.yaml
     """
-    given = binding_flags((), sinks, functions, env)
+    bound = binding_flags((), sinks, functions, env)
     if bindings is not None:
-        given = given.over(read_bindings(bindings))
-    given = given.without_sources()
+        bound = bound.over(read_bindings(bindings))
+    bound = bound.without_sources()
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     store = open_to_read(url) if dry_run else open_url(url)
     replays = plan_replay(dataflow, store, service=service, partial=partial)
@@ -111,13 +111,13 @@ def replay(
         _print_letters(replays, as_json)
         return
     dataflow = check_functions(file, dataflow, packages)
-    check_bound(dataflow, packages, given.functions)
+    check_bound(dataflow, packages, bound.functions)
     _print_left(replays)
     allow_functions(file)
     outside = spark_topics(store, spark, None)
     wired = wire(
         dataflow,
-        given,
+        bound,
         store,
         packages=packages,
         outside=outside,
@@ -142,8 +142,8 @@ def replay(
                 options={"spark": spark, "on_spark": print_choice},
             )
         else:
-            chosen = DataflowOptions(until_idle=True, stop=stop, on_epoch=epoch_printer())
-            outcome = run_dataflow(pipelines, store, chosen)
+            run_options = DataflowOptions(until_idle=True, stop=stop, on_epoch=epoch_printer())
+            outcome = run_dataflow(pipelines, store, run_options)
     finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
 
 
@@ -159,7 +159,7 @@ def _print_left(replays: Sequence[ServiceReplay]) -> None:
 
 
 def _print_letters(replays: Sequence[ServiceReplay], as_json: bool) -> None:
-    letters = [letter for one in replays for letter in (*one.letters, *one.partial)]
+    letters = [letter for replay in replays for letter in (*replay.letters, *replay.partial)]
     if as_json:
         print_json([_letter_json(letter) for letter in letters])
         return

@@ -166,26 +166,26 @@ def run(
     Example:
       arroyo-state sdf run dataflow.yaml --source words=jsonl:words/ --until-idle
     """
-    given = binding_flags(sources, sinks, functions, env)
+    bound = binding_flags(sources, sinks, functions, env)
     if bindings is not None:
-        given = given.over(read_bindings(bindings))
-    if prompting and (spark is not None or _is_piped(given)):
+        bound = bound.over(read_bindings(bindings))
+    if prompting and (spark is not None or _is_piped(bound)):
         raise click.UsageError(
             "--prompt: not with --spark, nor with a topic that stdin is bound to"
         )
     dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
     dataflow = check_functions(file, dataflow, packages)
-    check_bound(dataflow, packages, given.functions)
-    for one in dataflow.warnings:
-        if one.number != "E26":  # a function that is not bound is an error here
-            click.echo(f"warning {one.number} {one.place}{one.message}", err=True)
+    check_bound(dataflow, packages, bound.functions)
+    for warning in dataflow.warnings:
+        if warning.number != "E26":  # a function that is not bound is an error here
+            click.echo(f"warning {warning.number} {warning.place}{warning.message}", err=True)
     allow_functions(file)
     store = open_url(url)
-    stdin = open_stdin() if _is_piped(given) else None
+    stdin = open_stdin() if _is_piped(bound) else None
     outside = spark_topics(store, spark, spark_checkpoint)
     wired = wire(
         dataflow,
-        given,
+        bound,
         store,
         packages=packages,
         stdin=stdin,
@@ -211,22 +211,22 @@ def run(
             flush_open=flush_open,
         ),
     )
-    pace = _interval(interval, given)
+    pace = _interval(interval, bound)
     failed_before = failed_counts(store, dataflow)
-    with stopping() as stopped, contextlib.ExitStack() as held:
+    with stopping() as stopped, contextlib.ExitStack() as stack:
         for pipe in wired.pipes.values():
-            held.callback(pipe.close)
+            stack.callback(pipe.close)
         stop = stopped
         if prompting:
             prompt = StatePrompt(store, dataflow, private, as_json=as_json)
-            stop = held.enter_context(prompt.answering(stopped))
+            stop = stack.enter_context(prompt.answering(stopped))
         if outside is not None:
             outcome = run_on_spark(
                 pipelines,
                 store,
                 wired,
                 outside,
-                follow=_is_endless(given) and not until_idle,
+                follow=_is_endless(bound) and not until_idle,
                 stop=stop,
                 options={
                     "spark": spark,
@@ -303,33 +303,33 @@ def run_on_spark(
 
 
 def _is_piped(given: BindingsText) -> bool:
-    return any(one.kind == "stdin" for one in given.sources.values())
+    return any(source.kind == "stdin" for source in given.sources.values())
 
 
 def _interval(seconds: float | None, given: BindingsText) -> float:
     if seconds is not None:
         return seconds
-    rates = (one.kind == "rate" for one in given.sources.values())
+    rates = (source.kind == "rate" for source in given.sources.values())
     return _ENDLESS_INTERVAL if _is_endless(given) or any(rates) else 0.0
 
 
 def _is_endless(given: BindingsText) -> bool:
     """Return whether a source never ends by itself."""
     return any(
-        one.options.get("follow")
-        or one.kind in ("stdin", "spark")
-        or (one.kind == "rate" and "limit" not in one.options)
-        for one in given.sources.values()
+        source.options.get("follow")
+        or source.kind in ("stdin", "spark")
+        or (source.kind == "rate" and "limit" not in source.options)
+        for source in given.sources.values()
     )
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
     """Stop on Ctrl-C or SIGTERM with a last checkpoint; a second signal kills the process."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
         for other in before:
             signal.signal(other, signal.SIG_DFL)
         click.echo("stopping with a last checkpoint", err=True)
@@ -337,7 +337,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(signals)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -354,9 +354,9 @@ def epoch_printer() -> OnPipelineEpoch:
 
 def _metrics(store: ObjectStore, dataflow: Dataflow) -> list[tuple[str, dict[str, Any]]]:
     return [
-        (one.name.removesuffix("/metrics"), dict(zip(one.names, row.values, strict=True)))
-        for one in Namespaces(store, dataflow).metrics()
-        for row in one.rows
+        (ns.name.removesuffix("/metrics"), dict(zip(ns.names, row.values, strict=True)))
+        for ns in Namespaces(store, dataflow).metrics()
+        for row in ns.rows
     ]
 
 
@@ -414,7 +414,7 @@ def _print_outcome(
         )
         return
     columns = ("succeeded", "failed", "dropped_late", "expired")
-    lines = [[name, *(str(values.get(one, 0)) for one in columns)] for name, values in counted]
+    lines = [[name, *(str(values.get(key, 0)) for key in columns)] for name, values in counted]
     click.echo(borderless(["Since the job began", *columns], lines), err=True)
     if failed:
         listed = ", ".join(f"{name} {count}" for name, count in failed.items())

@@ -96,42 +96,42 @@ def test_section(
     Example:
       arroyo-state sdf test dataflow.yaml
     """
-    chosen = file or (PACKAGE_HERE if Path(PACKAGE_HERE).is_file() else DATAFLOW_HERE)
-    given = binding_flags((), (), functions, env)
+    path = file or (PACKAGE_HERE if Path(PACKAGE_HERE).is_file() else DATAFLOW_HERE)
+    bound = binding_flags((), (), functions, env)
     if bindings is not None:
-        given = given.over(read_bindings(bindings))
-    document, packages = load_with_packages(chosen, legacy=legacy, extended=extended, dev=not prod)
-    tests = check_tests(chosen, document, packages, only)
+        bound = bound.over(read_bindings(bindings))
+    document, packages = load_with_packages(path, legacy=legacy, extended=extended, dev=not prod)
+    tests = check_tests(path, document, packages, only)
     if not tests:
         raise InputError(
             f"there is no test of the name {', '.join(only)}" if only else "there are no tests",
-            file=chosen,
+            file=path,
             next_step="add a section `tests`: see `sdf generate` for an example",
         )
     if isinstance(document, Dataflow):
-        document = check_functions(chosen, document, packages)
-        check_bound(document, packages, given.functions)
-    allow_functions(chosen)
-    outcomes = run_tests(document, packages, tests, functions=given.functions, env=given.env)
-    _print_outcomes(chosen, outcomes, as_json)
-    if not all(one.passed for one in outcomes):
+        document = check_functions(path, document, packages)
+        check_bound(document, packages, bound.functions)
+    allow_functions(path)
+    outcomes = run_tests(document, packages, tests, functions=bound.functions, env=bound.env)
+    _print_outcomes(path, outcomes, as_json)
+    if not all(outcome.passed for outcome in outcomes):
         click.get_current_context().exit(EXIT_FINDINGS)
 
 
 def _print_outcomes(file: str, outcomes: Sequence[TestOutcome], as_json: bool) -> None:
-    failed = [one for one in outcomes if not one.passed]
+    failed = [outcome for outcome in outcomes if not outcome.passed]
     if as_json:
         tests = [
-            {"name": one.name, "function": one.function, "line": one.line, "passed": one.passed}
-            | ({"problem": one.problem} if one.problem else {})
-            for one in outcomes
+            {"name": test.name, "function": test.function, "line": test.line, "passed": test.passed}
+            | ({"problem": test.problem} if test.problem else {})
+            for test in outcomes
         ]
         print_json({"passed": len(outcomes) - len(failed), "failed": len(failed), "tests": tests})
         return
-    for one in outcomes:
-        called = f"{one.function}: " if one.function else ""
-        click.echo(f"{'passed' if one.passed else 'FAILED'}  {called}{one.name}")
-        for difference in one.differences:
+    for outcome in outcomes:
+        called = f"{outcome.function}: " if outcome.function else ""
+        click.echo(f"{'passed' if outcome.passed else 'FAILED'}  {called}{outcome.name}")
+        for difference in outcome.differences:
             click.echo(f"        {file}:{difference.line}: {difference.what}")
             for line in difference.lines:
                 click.echo(f"          {line}")
@@ -205,13 +205,13 @@ def test_function(
         key=_given(key, key_file, "key"),
         state_key=MISSING if state_key is None else state_key,
     )
-    held = {state: rows for state, rows in trial.states.items() if rows}
+    states = {state: rows for state, rows in trial.states.items() if rows}
     if as_json:
-        print_json({"result": result, "states": held})
+        print_json({"result": result, "states": states})
         return
     for line in _lines(package, function, result, output, key):
         click.echo(line)
-    for state, rows in held.items():
+    for state, rows in states.items():
         for row_key, row in rows.items():
             click.echo(f"{state} {row_key}: {json.dumps(row, ensure_ascii=False)}", err=True)
 
@@ -249,15 +249,15 @@ def _given(text: str | None, file: str | None, what: str) -> str | None:
 
 def _converter(package: Package) -> str:
     dev = package.kept.get("dev")
-    found = None if dev is None else dev.value.get("converter")
-    return "raw" if found == "raw" else "json"
+    converter = None if dev is None else dev.value.get("converter")
+    return "raw" if converter == "raw" else "json"
 
 
 def _decoded(
     package: Package, packages: dict[str, Package], function: FunctionDef, text: str
 ) -> Any:
     if _converter(package) == "raw":
-        inputs = [one for one in function.inputs if not one.is_key]
+        inputs = [field for field in function.inputs if not field.is_key]
         kind = inputs[0].type if inputs else None
         return Converter(name="raw", type=kind, types=scope_of(package, packages)).reader()(
             text.encode()

@@ -117,7 +117,7 @@ def offsets(
     if bool(positions) == (time_text is not None) or (lookup is not None and time_text is None):
         raise click.UsageError("expected PARTITION=POSITION, or --time with --lookup")
     if time_text is None:
-        wanted = SetOffsets(positions=tuple(map(_position, positions)), operator=named)
+        change = SetOffsets(positions=tuple(map(_position, positions)), operator=named)
     else:
         at_micros = _micros(time_text)
         if lookup is None:
@@ -125,9 +125,9 @@ def offsets(
                 "--time needs --lookup FILE with what this prints: kafka-get-offsets.sh "
                 f"--bootstrap-server HOST:9092 --topic TOPIC --time {-(-at_micros // 1000)}"
             )
-        found = parse_lookup(read_stream(lookup, "the lookup"))
-        wanted = SetOffsets(positions=found, operator=named, at_micros=at_micros)
-    _run(job, wanted, given)
+        looked_up = parse_lookup(read_stream(lookup, "the lookup"))
+        change = SetOffsets(positions=looked_up, operator=named, at_micros=at_micros)
+    _run(job, change, given)
 
 
 def _position(text: str) -> NewPosition:
@@ -174,8 +174,8 @@ def set_entry(job: str, operator: str, table: str, key: str, value: str, **given
     Example:
       arroyo-state edit set job_x source_in_0 f '"in.json"' 401 --assume job_x=stopped
     """
-    wanted = SetEntry(operator=OperatorId(operator), table=TableName(table), key=key, value=value)
-    _run(job, wanted, given)
+    change = SetEntry(operator=OperatorId(operator), table=TableName(table), key=key, value=value)
+    _run(job, change, given)
 
 
 @edit.command("delete-key")
@@ -264,8 +264,8 @@ def _run(job: str, wanted: Edit, given: dict[str, Any]) -> None:
         plan, run = plan_edit, run_edit
     planned = PlannableEdit(
         paths,
-        plan=lambda at, status: plan(at, paths, status, wanted),
-        run=lambda at, status, options: run(at, paths, status, wanted, options),
+        plan=lambda target, status: plan(target, paths, status, wanted),
+        run=lambda target, status, options: run(target, paths, status, wanted, options),
         parallelism=wanted.parallelism if isinstance(wanted, Rescale) else None,
     )
     carry_out(planned, store, directory, given)

@@ -22,12 +22,12 @@ def read_yaml(file: Path, what: str) -> Any:
     from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
     from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
 
-    found = Diagnostics()
+    diagnostics = Diagnostics()
     try:
-        tree = read_tree(read_document(file).decode(), found)
+        tree = read_tree(read_document(file).decode(), diagnostics)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{what} cannot be read ({error})", path=str(file)) from error
-    if tree is None or found.found:
-        first = found.found[0]
+    if tree is None or diagnostics.found:
+        first = diagnostics.found[0]
         raise InputError(f"no YAML: {first.place}{first.message}", path=str(file))
     return tree.plain()

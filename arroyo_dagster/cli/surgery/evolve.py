@@ -70,8 +70,8 @@ def evolve(
     overrides = parse_overrides(document, start_empty, map(_pair, pairs))
     planned = PlannableEdit(
         paths,
-        plan=lambda at, status: plan_evolve(taken, at, paths, status, overrides),
-        run=lambda at, status, options: run_evolve(taken, at, paths, status, overrides, options),
+        plan=lambda to, status: plan_evolve(taken, to, paths, status, overrides),
+        run=lambda to, status, options: run_evolve(taken, to, paths, status, overrides, options),
     )
     carry_out(planned, store, directory, given)
 

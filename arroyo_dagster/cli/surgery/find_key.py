@@ -36,11 +36,11 @@ def find_key_command(job: str, key: tuple[str, ...], url: str | None, as_json: b
         return
     if search.found:
         columns = ("operator", "table", "rows", "where", "file")
-        lines = [(one.operator, one.table, one.rows, _where(one), one.path) for one in search.found]
+        lines = [(hit.operator, hit.table, hit.rows, _where(hit), hit.path) for hit in search.found]
         print_table(columns, lines)
     for text in search.unknown:
         click.echo(f"not known: {text}")
-    rows = sum(one.rows for one in search.found)
+    rows = sum(hit.rows for hit in search.found)
     click.echo(
         f"{paths.root}: {rows} rows in {len(search.found)} of {search.files} files; "
         f"{len(search.epochs)} epochs were searched"

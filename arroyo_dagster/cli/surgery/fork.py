@@ -45,7 +45,7 @@ def fork(source: str, job: str, from_url: str | None, create: bool, **given: Any
     taken = open_source(store, source, from_url)
     planned = PlannableEdit(
         paths,
-        plan=lambda at, status: plan_fork(taken, at, paths, status, create=create),
-        run=lambda at, status, options: run_fork(taken, at, paths, status, options, create=create),
+        plan=lambda to, status: plan_fork(taken, to, paths, status, create=create),
+        run=lambda to, status, options: run_fork(taken, to, paths, status, options, create=create),
     )
     carry_out(planned, store, directory, given)

@@ -49,8 +49,8 @@ def rebuild(job: str, epoch: int | None, **given: Any) -> None:
 def _print(outcome: RebuildOutcome) -> None:
     plan = outcome.plan
     name = plan.paths.root
-    for path, was in plan.before.items():
-        click.echo(f"{'missing' if was is None else 'damaged'}: {path}")
+    for path, data in plan.before.items():
+        click.echo(f"{'missing' if data is None else 'damaged'}: {path}")
     for operator, source in plan.source.items():
         click.echo(f"{operator}: as in epoch {source}, with the files of epoch {plan.epoch}")
     for one in plan.tables:
@@ -81,16 +81,16 @@ def _as_json(outcome: RebuildOutcome) -> dict[str, object]:
         "why_not": plan.why_not,
         "source_epochs": dict(plan.source),
         "objects": {
-            path: "missing" if was is None else "damaged" for path, was in plan.before.items()
+            path: "missing" if data is None else "damaged" for path, data in plan.before.items()
         },
         "tables": [
             {
-                "operator": one.operator,
-                "table": one.table,
-                "carried": list(one.carried),
-                "added": list(one.added),
+                "operator": table.operator,
+                "table": table.table,
+                "carried": list(table.carried),
+                "added": list(table.added),
             }
-            for one in plan.tables
+            for table in plan.tables
         ],
         "doubts": list(plan.doubts),
         "done": outcome.record is not None,

@@ -27,25 +27,25 @@ def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> Non
         in_window: it would be executed in a window, so that the job may run.
     """
     steps = plan.tables if in_full else plan.changed
-    lines = [(one.operator, one.table, one.action.value, one.reason) for one in steps]
+    lines = [(step.operator, step.table, step.action.value, step.reason) for step in steps]
     if lines:
         print_table(("operator", "table", "action", "reason"), lines)
     if in_full and plan.matches:
         print_table(
             ("operator", "takes the state of", "because"),
-            [(one.operator, one.source, one.why) for one in plan.matches],
+            [(match.operator, match.source, match.why) for match in plan.matches],
         )
     for line in _entry_lines(plan):
         click.echo(line)
-    for one in plan.watermarks:
+    for change in plan.watermarks:
         click.echo(
-            f"watermark of {one.operator}: {iso_micros(one.before_micros)} becomes "
-            f"{iso_micros(one.after_micros)}"
+            f"watermark of {change.operator}: {iso_micros(change.before_micros)} becomes "
+            f"{iso_micros(change.after_micros)}"
         )
-    for found in plan.preconditions:
-        if in_full or not found.met:
-            met = "met" if found.met else "not met"
-            click.echo(f"precondition {met}: {found.name} ({found.evidence})")
+    for precondition in plan.preconditions:
+        if in_full or not precondition.met:
+            met = "met" if precondition.met else "not met"
+            click.echo(f"precondition {met}: {precondition.name} ({precondition.evidence})")
     for title, texts in (
         ("seen twice", plan.duplicate_outputs),
         ("never seen", plan.missing_outputs),
@@ -118,9 +118,9 @@ def print_outcome(outcome: EditOutcome) -> None:
 def outcome_json(outcome: EditOutcome) -> dict[str, Any]:
     """Return the JSON form of an edit; the plan alone if nothing was done."""
     plan = outcome.plan
-    shown: dict[str, Any] = plain_values(plan)
+    document: dict[str, Any] = plain_values(plan)
     return {
-        "plan": {**shown, "operation": plan.edit.name, "digest": plan.digest},
+        "plan": {**document, "operation": plan.edit.name, "digest": plan.digest},
         "done": outcome.published,
         "epoch": plan.epoch if plan.publishes is None else plan.publishes,
         "objects": {

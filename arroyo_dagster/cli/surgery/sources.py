@@ -34,6 +34,6 @@ def open_source(store: ObjectStore, source: str, from_url: str | None) -> StateS
     Raises:
         NotFoundError: there is no such job, or no epoch of that time.
     """
-    theirs = WriteProtected(store if from_url is None else open_another(from_url))
-    paths, epoch = find_job_and_epoch(theirs, source)
-    return StateSource(store=theirs, paths=paths, epoch=epoch)
+    source_store = WriteProtected(store if from_url is None else open_another(from_url))
+    paths, epoch = find_job_and_epoch(source_store, source)
+    return StateSource(store=source_store, paths=paths, epoch=epoch)

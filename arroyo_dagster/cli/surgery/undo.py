@@ -63,12 +63,12 @@ def undo(
     directory = directory_of_environment(api, database, assume)
     options = EditOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     if is_managed(store, paths):
-        found = (
+        managed_undo = (
             run_managed_undo(store, paths, directory, options)
             if yes
             else plan_managed_undo(store, paths, directory)
         )
-        show_managed_undo(paths, found, done=yes, as_json=as_json)
+        show_managed_undo(paths, managed_undo, done=yes, as_json=as_json)
         return
     rebuilt = (
         run_rebuild_undo(store, paths, directory, options)

@@ -215,13 +215,13 @@ def _rewrite(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
             data_version=dg.DataVersion(rewrite_version(outcome)),
         )
 
-    asked = tools.directory.directory(tools.store)
-    plan = plan_rewrite(tools.store.reading(), paths, asked, config.settings(), sampled=True)
+    directory = tools.directory.directory(tools.store)
+    plan = plan_rewrite(tools.store.reading(), paths, directory, config.settings(), sampled=True)
     if config.dry_run or plan.why_not is not None or not plan.tables:
         outcome = RewriteOutcome.of_plan(plan)
         turn.log.info(format_rewrite(outcome, dry_run=config.dry_run))
         if plan.tables and plan.why_not is not None and not config.dry_run:
-            raise WaitingError(_not_now(asked, outcome, turn.pipeline))
+            raise WaitingError(_not_now(directory, outcome, turn.pipeline))
         # Nothing was made: what would be is seen on the asset all the same.
         yield dg.AssetObservation(key, metadata={**plan_metadata(plan), **links})
         return
@@ -237,7 +237,7 @@ def _rewrite(turn: Turn, key: dg.AssetKey, config: CompactionConfig) -> Iterator
     )
     outcome = yield from published_events(
         lambda: run_rewrite(
-            tools.store.writable(), paths, asked, config.settings(), options, plan=plan
+            tools.store.writable(), paths, directory, config.settings(), options, plan=plan
         ),
         published,
         event,

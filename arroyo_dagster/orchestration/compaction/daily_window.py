@@ -40,8 +40,8 @@ class DailyWindow:
         """
         import pendulum
 
-        found = _BETWEEN.fullmatch(between.strip())
-        numbers = [int(one) for one in found.groups()] if found else []
+        match = _BETWEEN.fullmatch(between.strip())
+        numbers = [int(text) for text in match.groups()] if match else []
         if not numbers or max(numbers[0], numbers[2]) > 23 or max(numbers[1], numbers[3]) > 59:
             raise InputError(
                 "a window has the form HH:MM-HH:MM, from 00:00 to 23:59",

@@ -124,12 +124,12 @@ def _key(names: Names, pipeline: ListedPipeline) -> dg.AssetKey | None:
 
     A job may be named without its pipeline.
     """
-    known = [
-        one
-        for one in names.pipelines.pipelines
-        if pipeline.root in (one.root, one.root.rpartition("/")[2])
+    matches = [
+        listed
+        for listed in names.pipelines.pipelines
+        if pipeline.root in (listed.root, listed.root.rpartition("/")[2])
     ]
-    return names.key(COMPACTED_STATE, known[0]) if len(known) == 1 else None
+    return names.key(COMPACTED_STATE, matches[0]) if len(matches) == 1 else None
 
 
 def _steps(

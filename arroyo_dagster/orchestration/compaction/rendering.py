@@ -41,18 +41,18 @@ def plan_metadata(plan: RewritePlan) -> dict[str, Any]:
             "arroyo/epoch": plan.epoch,
             "arroyo/condition": plan.condition.value,
             "rows that Arroyo would lose": shown.number(
-                sum(one.lost_rows for one in plan.repairs) or None
+                sum(repair.lost_rows for repair in plan.repairs) or None
             ),
             "tables": shown.table(
                 {
-                    "operator": one.operator,
-                    "table": one.table,
-                    "files": shown.number(len(one.inputs)),
-                    "at most": shown.number(len(one.parts)),
-                    "keeps": one.rule.value,
-                    "repairs up to": shown.number(one.lost_rows),
+                    "operator": table.operator,
+                    "table": table.table,
+                    "files": shown.number(len(table.inputs)),
+                    "at most": shown.number(len(table.parts)),
+                    "keeps": table.rule.value,
+                    "repairs up to": shown.number(table.lost_rows),
                 }
-                for one in plan.tables
+                for table in plan.tables
             ),
             **_tables((), plan.left_out),
         }
@@ -156,7 +156,7 @@ def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
     plan = outcome.plan
     if not plan.tables:
         return f"nothing to rewrite at epoch {plan.epoch}: {_reasons(outcome.left_out)}"
-    lost = sum(one.lost_rows for one in plan.repairs)
+    lost = sum(repair.lost_rows for repair in plan.repairs)
     repaired = f", up to {lost} rows repaired that Arroyo would lose" if lost else ""
     forecast = f"{plan.before.files} files would become {plan.after.files}{repaired}"
     if outcome.published:
@@ -170,4 +170,4 @@ def format_rewrite(outcome: RewriteOutcome, *, dry_run: bool = False) -> str:
 
 
 def _reasons(left_out: Iterable[LeftOut]) -> str:
-    return "; ".join(sorted({one.reason for one in left_out})) or "no tables"
+    return "; ".join(sorted({entry.reason for entry in left_out})) or "no tables"

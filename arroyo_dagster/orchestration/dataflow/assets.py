@@ -180,7 +180,7 @@ def observe_states(
                         metadata=summary_metadata(summary),
                         data_version=dg.DataVersion(summary.version),
                     )
-            results = (view.check(state, one.name) for one in checks if one.asset_key == key)
+            results = (view.check(state, check.name) for check in checks if check.asset_key == key)
             yield from yield_and_report(context, results)
 
 
@@ -273,8 +273,8 @@ def has_changed(instance: dg.DagsterInstance, key: dg.AssetKey, summary: "StateS
     if summary.epoch is None:
         return False
     event = instance.get_latest_materialization_event(key)
-    told = event.asset_materialization if event is not None else None
-    return told is None or (told.tags or {}).get(shown.DATA_VERSION) != summary.version
+    reported = event.asset_materialization if event is not None else None
+    return reported is None or (reported.tags or {}).get(shown.DATA_VERSION) != summary.version
 
 
 def summary_metadata(summary: "StateSummary") -> dict[str, Any]:

@@ -36,8 +36,8 @@ def _description(kind: str, name: str, state: StateDef | None) -> str:
     commands = [f"sdf show dataflow.yaml {state.owner}/{state.name}/state"]
     if not scalar:
         commands.append(f'sdf sql dataflow.yaml "select * from {state.table}"')
-    what = "a value" if scalar else "a row"
-    text = f"Keyed state: {what} per key{window}. It {kept}. SQL name: `{state.table}`."
+    unit = "a value" if scalar else "a row"
+    text = f"Keyed state: {unit} per key{window}. It {kept}. SQL name: `{state.table}`."
     return with_commands(text, commands)
 
 
@@ -117,10 +117,10 @@ class SdfGraph:
         for service in services:
             read = [self._spec(TOPIC, topic).key for topic in _topics(service.sources)]
             refs = [state.ref for state in service.states.values() if state.ref is not None]
-            seen = [
+            state_keys = [
                 self.key_of(self.dataflow.services[ref.service].states[ref.state]) for ref in refs
             ]
-            specs.append(self._spec(SERVICE, service.name, deps=[*read, *seen]))
+            specs.append(self._spec(SERVICE, service.name, deps=[*read, *state_keys]))
         return _without_cycles(specs, fixed=self.state_specs())
 
     def _spec(
@@ -163,8 +163,8 @@ class SdfGraph:
 
 
 def _topics(endpoints: Sequence[Endpoint]) -> list[str]:
-    found = [one.id for one in endpoints if one.kind == "topic" and one.id is not None]
-    return list(dict.fromkeys(found))
+    topics = [end.id for end in endpoints if end.kind == "topic" and end.id is not None]
+    return list(dict.fromkeys(topics))
 
 
 def _without_cycles(

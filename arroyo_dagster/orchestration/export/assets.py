@@ -47,18 +47,18 @@ def build_exports(
     Raises:
         InputError: two exports have the same name.
     """
-    if len({one.name for one in exports}) < len(exports):
-        given = sorted(one.name for one in exports)
-        raise InputError("two exports have the same name", exports=given)
-    having = [(one, names.pipelines.exported_by(one)) for one in exports]
+    if len({export.name for export in exports}) < len(exports):
+        export_names = sorted(export.name for export in exports)
+        raise InputError("two exports have the same name", exports=export_names)
+    having = [(export, names.pipelines.exported_by(export)) for export in exports]
     covered = {
-        pipeline: [one for one, roots in having if pipeline.root in roots]
+        pipeline: [export for export, roots in having if pipeline.root in roots]
         for pipeline in names.pipelines.pipelines
     }
-    covered = {pipeline: found for pipeline, found in covered.items() if found}
+    covered = {pipeline: own for pipeline, own in covered.items() if own}
     specs, by_key = list[tuple[ListedPipeline, dg.AssetSpec]](), dict[dg.AssetKey, TableExport]()
-    for pipeline, found in covered.items():
-        for export in found:
+    for pipeline, own in covered.items():
+        for export in own:
             deps = [names.key(CHECKPOINT, pipeline), *_states(pipeline, export, graphs)]
             spec = names.spec(EXPORTED_STATE, pipeline, deps=deps, export=export)
             specs.append((pipeline, spec.replace_attributes(skippable=True)))
@@ -111,17 +111,17 @@ def _assets(
         required_resource_keys=names.resources,
     )
     def exported_state(context: dg.AssetExecutionContext, config: BoundsConfig) -> Any:
-        wanted: dict[ListedPipeline, list[dg.AssetKey]] = {}
+        selected: dict[ListedPipeline, list[dg.AssetKey]] = {}
         for pipeline, spec in layer:
             if spec.key in context.selected_asset_keys:
-                wanted.setdefault(pipeline, []).append(spec.key)
+                selected.setdefault(pipeline, []).append(spec.key)
 
         def work(turn: Turn) -> Iterator[Any]:
             from arroyo_dagster.state.operations.export.tables import run_export
 
             job = _open(turn.tools.store, turn.pipeline.paths, private)
             failed: list[ArroyoStateError] = []
-            for key in wanted[turn.pipeline]:
+            for key in selected[turn.pipeline]:
                 export = by_key[key]
                 try:
                     epochs = list(run_export(_resolved(export), job))
@@ -129,14 +129,14 @@ def _assets(
                     turn.log.error(f"{export.name}: {error}")
                     failed.append(error)
                     continue
-                if any(one.new for one in epochs):
+                if any(epoch.new for epoch in epochs):
                     yield _result(key, export, job, epochs)
                 else:
                     turn.log.info(f"{export.name}: the target has every epoch of {job.name}")
             if failed:
                 raise failed[0]
 
-        yield from serve(context, list(wanted), work, config, names.tools(context))
+        yield from serve(context, list(selected), work, config, names.tools(context))
 
     return exported_state
 
@@ -177,7 +177,7 @@ def _due(
     def is_due(pipeline: ListedPipeline) -> bool:
         job = StateJob(state, pipeline.paths)
         try:
-            return any(export_is_due(_resolved(one), job) for one in covered[pipeline])
+            return any(export_is_due(_resolved(export), job) for export in covered[pipeline])
         except ArroyoStateError:
             return True
 
@@ -192,7 +192,7 @@ def _result(
 
     newest, target = found[-1], export.target_of(job.paths)
     epoch, is_table = job.epoch(newest.epoch), export.to.format == "iceberg"
-    new = [one for one in found if one.new]
+    new = [entry for entry in found if entry.new]
     schema = epoch.table(export.operator, export.table).schema
     columns = [(field.name, str(field.type), field.nullable) for field in schema]
     if export.epochs == CHANGES:
@@ -206,8 +206,8 @@ def _result(
                 "newest epoch": int(newest.epoch),
                 "finished at": shown.timestamp(epoch.checkpoint.finish_time_micros),
                 "exported now": f"{shown.counted(len(new), 'epoch')}, "
-                f"{shown.counted(sum(one.rows for one in new), 'row')}, "
-                f"{format_bytes(sum(one.size_bytes for one in new))}",
+                f"{shown.counted(sum(entry.rows for entry in new), 'row')}, "
+                f"{format_bytes(sum(entry.size_bytes for entry in new))}",
                 "epochs": shown.table(map(_line, reversed(found))),
                 "dagster/row_count": newest.rows,
                 "dagster/column_schema": shown.column_schema(columns, {}),

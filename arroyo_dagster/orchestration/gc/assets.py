@@ -187,8 +187,8 @@ class _GcRun:
 
         turn, config = self.turn, self.config
         store, paths = turn.tools.store, turn.pipeline.paths
-        asked = config.asked(turn.tools)
-        plan = plan_gc(store.reading(), paths, asked)
+        request = config.asked(turn.tools)
+        plan = plan_gc(store.reading(), paths, request)
         if not plan.objects and not plan.purges:
             turn.log.info("nothing to delete")
             return
@@ -205,7 +205,7 @@ class _GcRun:
             on_lease=turn.log.info,
             on_progress=progress_logger(turn.log.info),
         )
-        run = partial(turn.tools.runner.run_gc, store.writable(), paths, asked, plan=plan)
+        run = partial(turn.tools.runner.run_gc, store.writable(), paths, request, plan=plan)
         outcome = self._executed(run, options)
         turn.log.info(gc_shown.format_outcome(outcome))
         if outcome.deleted != plan.objects:
@@ -214,7 +214,7 @@ class _GcRun:
                 "others. Next: run it again, and check the permission to delete",
                 allow_retries=False,
             )
-        if asked.kind is not PlanKind.DEAD_JOB:
+        if request.kind is not PlanKind.DEAD_JOB:
             self._check_files()
 
     def _executed(self, run: Any, options: "GcOptions") -> "GcOutcome":
@@ -292,17 +292,17 @@ def build_root_gc(names: Names, table: str) -> dg.AssetsDefinition:
         config: config_class,  # type: ignore[valid-type]
     ) -> Any:
         tools, runs = names.tools(context), list[_GcRun]()
-        given: GcRunConfig = config
+        gc_config: GcRunConfig = config
         with as_failure():
-            jobs, others = _allowed(given, tools)
+            jobs, others = _allowed(gc_config, tools)
 
         def work(turn: Turn) -> Iterator[Any]:
-            runs.append(_GcRun(turn, given))
+            runs.append(_GcRun(turn, gc_config))
             runs[-1].plan_and_execute()
             yield from ()
 
         try:
-            yield from serve(context, jobs, work, given, tools)
+            yield from serve(context, jobs, work, gc_config, tools)
         except GeneratorExit:
             raise
         except BaseException:  # what was deleted is on record all the same
@@ -348,12 +348,12 @@ def _allowed(config: GcRunConfig, tools: Tools) -> "tuple[list[ListedPipeline], 
     from arroyo_dagster.state.planning.gc.safety_checks import why_dead
     from arroyo_dagster.state.storage.concurrency import concurrently
 
-    asked, reading = config.asked(tools), tools.store.reading()
+    request, reading = config.asked(tools), tools.store.reading()
     jobs = tools.store.jobs()
     maintained = set(tools.store.maintained(str(paths.root) for paths in jobs))
     jobs = [paths for paths in jobs if str(paths.root) in maintained]
     dead = config.kind is PlanKind.DEAD_JOB
-    answers = dict(zip(jobs, asked.directory.look_up(jobs), strict=True)) if dead else {}
+    answers = dict(zip(jobs, request.directory.look_up(jobs), strict=True)) if dead else {}
 
     def problem(paths: JobPaths) -> str | None:
         try:
@@ -363,7 +363,7 @@ def _allowed(config: GcRunConfig, tools: Tools) -> "tuple[list[ListedPipeline], 
                 managed = head is not None and head.managed
                 why_dead(paths, answers[paths], others, managed=managed)
             else:
-                check_allowed(reading, paths, asked)
+                check_allowed(reading, paths, request)
         except ArroyoStateError as error:
             return error.message
         return None

@@ -62,8 +62,8 @@ def _format_epochs(plan: GcPlan) -> str | None:
 
 def _objects(objects: Iterable[StoredObject]) -> Iterable[Mapping[str, Any]]:
     return (
-        {"object": str(one.path), "size": format_bytes(one.size_bytes)}
-        for one in islice(objects, _OBJECTS_LISTED)
+        {"object": str(file.path), "size": format_bytes(file.size_bytes)}
+        for file in islice(objects, _OBJECTS_LISTED)
     )
 
 

@@ -64,11 +64,11 @@ def ends_of_arroyo(operators: Mapping[str, Iterable[TableConfig]]) -> list[End]:
 
 
 def _end(operator: str, configs: Iterable[TableConfig] = ()) -> End | None:
-    found = _OPERATOR.fullmatch(operator)
-    if found is None:
+    match = _OPERATOR.fullmatch(operator)
+    if match is None:
         return None
-    role: Role = "source" if found[1] == "source" else "sink"
-    return End(role, operator, found[2], _connector(operator, configs))
+    role: Role = "source" if match[1] == "source" else "sink"
+    return End(role, operator, match[2], _connector(operator, configs))
 
 
 def _connector(operator: str, configs: Iterable[TableConfig]) -> str | None:
@@ -76,11 +76,11 @@ def _connector(operator: str, configs: Iterable[TableConfig]) -> str | None:
     from arroyo_dagster.state.tables.known.built_in import BUILT_IN
 
     owners = {
-        found[1]
+        match[1]
         for config in configs
-        for known in BUILT_IN
-        if known.is_of(operator, config) and known.has_version(config.state_version)
-        if (found := _OWNER.match(known.owner)) is not None
+        for table in BUILT_IN
+        if table.is_of(operator, config) and table.has_version(config.state_version)
+        if (match := _OWNER.match(table.owner)) is not None
     }
     if len(owners) != 1 or " or " in (owner := owners.pop()):
         return None
@@ -131,14 +131,14 @@ def endpoints_of(
     tables = tables_of(sql) if sql else SqlTables()
     if ends is None:
         ends = _ends_of_sql(tables)
-    found: dict[Role, list[LineageEndpoint]] = {"source": [], "sink": []}
+    by_role: dict[Role, list[LineageEndpoint]] = {"source": [], "sink": []}
     for end in ends:
         endpoint = _endpoint(pipeline, end, tables) if end.table else None
         if endpoint is not None:
-            found[end.role].append(endpoint)
+            by_role[end.role].append(endpoint)
     ordered = [
-        tuple(sorted(endpoints, key=lambda one: (one.key, one.operator)))
-        for endpoints in found.values()
+        tuple(sorted(endpoints, key=lambda endpoint: (endpoint.key, endpoint.operator)))
+        for endpoints in by_role.values()
     ]
     return ordered[0], ordered[1]
 
@@ -196,8 +196,8 @@ def _place(options: Mapping[str, str]) -> list[str]:
 def _segments(location: str) -> list[str]:
     """Return the parts of a path or URL without user, query and `file:`."""
     if "://" in location:
-        shown = redact_url(location).partition("?")[0].replace(f"{HIDDEN}@", "")
-        scheme, _, rest = shown.partition("://")
+        url = redact_url(location).partition("?")[0].replace(f"{HIDDEN}@", "")
+        scheme, _, rest = url.partition("://")
         location = rest if scheme == "file" else f"{scheme}/{rest}"
     return [part for part in location.split("/") if part]
 
@@ -223,7 +223,7 @@ def mapped(
     """
     if isinstance(mapping, bool):
         return tuple(endpoints) if mapping else ()
-    found = []
+    renamed = []
     for endpoint in endpoints:
         name = "/".join(endpoint.key)
         other = mapping.get(name, name)
@@ -237,8 +237,8 @@ def mapped(
                 instead_of=name,
                 next_step="write the parts of the key with one '/' between them",
             )
-        found.append(replace(endpoint, key=parts))
-    return tuple(found)
+        renamed.append(replace(endpoint, key=parts))
+    return tuple(renamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def without_cycles(pipelines: Iterable[ListedPipeline]) -> LineageEdges:
     """
     edges = [
         (pipeline.root, key, reads)
-        for pipeline in sorted(pipelines, key=lambda one: one.key)
+        for pipeline in sorted(pipelines, key=lambda pipeline: pipeline.key)
         for reads, ends in ((True, pipeline.sources), (False, pipeline.sinks))
         for key in sorted({end.key for end in ends})
     ]
@@ -313,12 +313,12 @@ def _closing(edges: Iterable[_Edge]) -> set[_Edge]:
 
 def reaches(start: _T, end: _T, after: Mapping[_T, Collection[_T]]) -> bool:
     """Return whether `end` is `start`, or follows it."""
-    seen, waiting = {start}, [start]
+    visited, waiting = {start}, [start]
     while waiting:
         node = waiting.pop()
         if node == end:
             return True
-        fresh = set(after.get(node, ())) - seen
-        seen |= fresh
+        fresh = set(after.get(node, ())) - visited
+        visited |= fresh
         waiting += fresh
     return False

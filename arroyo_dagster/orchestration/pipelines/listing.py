@@ -126,15 +126,15 @@ def merged(
         return replace(before, problem=problem)
     names = {root: _utf8(facts.get(root, NO_FACTS).name) for root in listed}
     keys = with_keys(before.keys, names)
-    known = dict(before.by_root) | {
+    pipelines = dict(before.by_root) | {
         root: ListedPipeline(root, keys[root], name if is_key_of(keys[root][-1], name) else None)
         for root, name in names.items()
         if root not in before.by_root
     }
-    found = [_with_facts(known[root], facts.get(root, NO_FACTS)) for root in listed]
+    current = [_with_facts(pipelines[root], facts.get(root, NO_FACTS)) for root in listed]
     return PipelineList(
         url=listing.url,
-        pipelines=tuple(sorted([*kept, *found], key=lambda pipeline: pipeline.key)),
+        pipelines=tuple(sorted([*kept, *current], key=lambda pipeline: pipeline.key)),
         keys=keys,
         listed_at_micros=listing.listed_at_micros,
         missing=tuple(sorted(pipeline.root for pipeline in kept)),
@@ -150,7 +150,7 @@ def with_keys(given: Mapping[str, Key], names: Mapping[str, str | None]) -> dict
         key = tuple(map(key_part, [name] if name else root.split("/")))
         ids = chain([root.rpartition("/")[2], root], (f"{root}/{number}" for number in count(2)))
         others = ((*key[:-1], with_id(key[-1], identity)) for identity in ids)
-        keys[root] = next(one for one in chain([key], others) if one not in taken)
+        keys[root] = next(candidate for candidate in chain([key], others) if candidate not in taken)
         taken.add(keys[root])
     return keys
 
@@ -205,29 +205,29 @@ def list_pipelines(
     if last is not None and last.url != url:
         last = PipelineList(url, keys=last.keys)
     elif last is not None and layout is not None:
-        kept = tuple(one for one in last.pipelines if one.paths.layout is layout)
+        kept = tuple(pipeline for pipeline in last.pipelines if pipeline.paths.layout is layout)
         last = replace(last, pipelines=kept)
-    known = {} if last is None else last.by_root
+    by_root = {} if last is None else last.by_root
     listing = RootListing(url=url, listed_at_micros=now_micros)
-    shown = _listing_of(store, until)
-    if isinstance(shown, str):
-        return merged(last, replace(listing, problem=shown), {}, gone)
-    roots = [str(job.root) for job in shown.jobs if layout in (None, job.layout)]
-    newest, notes = _read(store, shown, roots, known, _half(until))
+    listed = _listing_of(store, until)
+    if isinstance(listed, str):
+        return merged(last, replace(listing, problem=listed), {}, gone)
+    roots = [str(job.root) for job in listed.jobs if layout in (None, job.layout)]
+    newest, notes = _read(store, listed, roots, by_root, _half(until))
     # No server knows a managed job, and the server's API is asked for each job that it lacks.
-    managed = {root for root in known if known[root].managed and root in roots}
+    managed = {root for root in by_root if by_root[root].managed and root in roots}
     managed |= {root for root, epoch in newest.items() if epoch.managed}
-    answers, problems = _answers(directory, sorted({*roots, *known} - managed), until)
+    answers, problems = _answers(directory, sorted({*roots, *by_root} - managed), until)
     facts = {
         root: Facts(
             name=answers[root].facts.name if root in answers else None,
             sql=answers[root].facts.sql if root in answers else None,
             newest=newest.get(root),
-            deleted=None if root in roots else _why_deleted(known[root], answers, shown),
+            deleted=None if root in roots else _why_deleted(by_root[root], answers, listed),
         )
-        for root in {*roots, *known}
+        for root in {*roots, *by_root}
     }
-    hidden = [f"{path} cannot be listed: {error}" for path, error in shown.unreadable.items()]
+    hidden = [f"{path} cannot be listed: {error}" for path, error in listed.unreadable.items()]
     listing = replace(listing, roots=tuple(roots), notes=(*hidden, *problems, *notes))
     return merged(last, listing, facts, gone)
 
@@ -351,11 +351,11 @@ def _read(
     # New pipelines first: of the others the sources and sinks are known.
     order = sorted(roots, key=lambda root: (root in known, root))
     _in_time(lambda: concurrently(newest, order), until)
-    found, problems = read.copy(), failed.copy()
+    epochs, problems = read.copy(), failed.copy()
     notes = [f"{root} was not read: {problems[root]}" for root in sorted(problems)[:_MOST_NOTES]]
-    if left := len(order) - len(found) - len(problems):
+    if left := len(order) - len(epochs) - len(problems):
         notes.append(f"{left} pipelines were not read in time")
-    return {root: epoch for root, epoch in found.items() if epoch is not None}, notes
+    return {root: epoch for root, epoch in epochs.items() if epoch is not None}, notes
 
 
 def _newest(
@@ -374,8 +374,8 @@ def _newest(
     for epoch in numbers[: -_NEWEST - 1 : -1]:
         if known is not None and epoch == known.epoch:
             return None
-        if (found := _epoch_ends(reader, epoch)) is not None:
-            return found
+        if (ends := _epoch_ends(reader, epoch)) is not None:
+            return ends
     return None
 
 
@@ -398,7 +398,7 @@ def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
     else:
         checkpoint = reader.load_checkpoint_metadata(epoch)
         progress, operators = checkpoint.progress, checkpoint.operators
-        names = tuple(one.operator for one in checkpoint.operators)
+        names = tuple(operator.operator for operator in checkpoint.operators)
         every = tuple(map(str, names))
     configs = {
         str(name): () if operator is None else tuple(operator.configs.values())

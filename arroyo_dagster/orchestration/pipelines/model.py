@@ -157,7 +157,7 @@ class PipelineList:
             if (form := fields.value("form")) != FORM:
                 raise fields.wrong("form", f"{FORM}, the form of this release", form)
             keys = fields.object("keys")
-            found = cls(
+            pipelines = cls(
                 url=fields.text("url"),
                 pipelines=tuple(map(_pipeline, fields.objects("pipelines"))),
                 keys={root: _key(keys, root) for root in fields.value("keys")},
@@ -166,15 +166,15 @@ class PipelineList:
                 missing=fields.texts("missing"),
                 notes=fields.texts("notes"),
             )
-            _check(found, fields)
-        return found
+            _check(pipelines, fields)
+        return pipelines
 
 
 def _check(found: PipelineList, fields: Fields) -> None:
-    given = {pipeline.root: pipeline.key for pipeline in found.pipelines}
-    if len(given) < len(found.pipelines):
-        raise fields.wrong("pipelines", "one entry of each root", sorted(given))
-    if any(found.keys.get(root) != key for root, key in given.items()):
+    keys = {pipeline.root: pipeline.key for pipeline in found.pipelines}
+    if len(keys) < len(found.pipelines):
+        raise fields.wrong("pipelines", "one entry of each root", sorted(keys))
+    if any(found.keys.get(root) != key for root, key in keys.items()):
         raise fields.wrong("keys", "the keys of all pipelines", sorted(found.keys))
     if len({*found.keys.values()}) < len(found.keys):
         raise fields.wrong("keys", "another key for each root", sorted(found.keys))

@@ -32,7 +32,7 @@ def key_part(name: str) -> str:
     """
     if not name:
         raise InputError("an empty name cannot be part of an asset key")
-    return _ESCAPED.sub(lambda found: _escape(ord(found[0])), name)
+    return _ESCAPED.sub(lambda match: _escape(ord(match[0])), name)
 
 
 def _escape(code: int) -> str:
@@ -62,16 +62,16 @@ def layers(keys: Iterable[Key]) -> list[list[Key]]:
     Dagster makes `__` or `_` of the border of two parts, and `_` of `-`: `a-b` and `a_b` are one
     name to it, and `a/b` and `a_b` are one name of an input.
     """
-    found: list[list[Key]] = []
+    layers: list[list[Key]] = []
     counts: dict[str, int] = {}
     for key in keys:
         name = _plain(key)
         layer = counts.get(name, 0)
         counts[name] = layer + 1
-        if layer == len(found):
-            found.append([])
-        found[layer].append(key)
-    return found
+        if layer == len(layers):
+            layers.append([])
+        layers[layer].append(key)
+    return layers
 
 
 def group_names(keys: Iterable[Key], taken: Collection[str] = ()) -> dict[Key, str]:
@@ -82,7 +82,7 @@ def group_names(keys: Iterable[Key], taken: Collection[str] = ()) -> dict[Key, s
     Args:
         taken: further names that no key gets.
     """
-    found: dict[Key, str] = {}
+    names: dict[Key, str] = {}
     used = set(taken)
     for key in sorted(keys):
         base = name = _plain(key)
@@ -91,8 +91,8 @@ def group_names(keys: Iterable[Key], taken: Collection[str] = ()) -> dict[Key, s
             number += 1
             name = f"{base}_{number}"
         used.add(name)
-        found[key] = name
-    return found
+        names[key] = name
+    return names
 
 
 def _plain(key: Key) -> str:

@@ -50,8 +50,8 @@ def tables_of(sql: str) -> SqlTables:
         targets = {
             at + 2 for at in range(len(words) - 2) if _upper(words[at : at + 2]) == "INSERT INTO"
         }
-        written.update(_name(words[at]) for at in targets)
-        mentioned.update(_name(word) for at, word in enumerate(words) if at not in targets)
+        written.update(_name(words[index]) for index in targets)
+        mentioned.update(_name(word) for index, word in enumerate(words) if index not in targets)
     return SqlTables(options, frozenset(written), frozenset(mentioned))
 
 
@@ -90,7 +90,7 @@ def _created(words: _Words) -> tuple[str | None, list[tuple[str, str, re.Match[s
     """Return the table that a statement creates, with its options and the places of their values;
     None = it creates none.
     """
-    first = next((at for at in range(6) if _CREATE_TABLE.match(_upper(words[:at]))), None)
+    first = next((count for count in range(6) if _CREATE_TABLE.match(_upper(words[:count]))), None)
     if first is None:
         return None, []
     if _upper(words[first : first + 3]) == "IF NOT EXISTS":
@@ -103,17 +103,17 @@ def _created(words: _Words) -> tuple[str | None, list[tuple[str, str, re.Match[s
 def _options(words: _Words) -> Iterator[tuple[str, str, re.Match[str]]]:
     depth = 0
     inside = False  # of WITH ( … )
-    for at, word in enumerate(words):
+    for pos, word in enumerate(words):
         if word[0] == "(":
             depth += 1
-            inside = inside or (depth == 1 and at > 0 and _upper(words[at - 1 : at]) == "WITH")
+            inside = inside or (depth == 1 and pos > 0 and _upper(words[pos - 1 : pos]) == "WITH")
         elif word[0] == ")":
             depth -= 1
             inside = inside and depth > 0
         elif inside and word[0] == "=":
-            for value in words[at + 1 : at + 2]:
+            for value in words[pos + 1 : pos + 2]:
                 if _VALUE.match(value[0]):
-                    yield _unquoted(words[at - 1]).lower(), _unquoted(value), value
+                    yield _unquoted(words[pos - 1]).lower(), _unquoted(value), value
 
 
 def _upper(words: _Words) -> str:

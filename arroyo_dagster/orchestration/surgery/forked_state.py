@@ -128,15 +128,15 @@ def _edit(turn: Turn, config: ForkConfig, context: Any) -> "AbstractContextManag
     if not (config.evolve or config.overrides):
         edit = PlannableEdit(
             paths,
-            plan=lambda at, status: plan_fork(source, at, paths, status),
-            run=lambda at, status, options: run_fork(source, at, paths, status, options),
+            plan=lambda to, status: plan_fork(source, to, paths, status),
+            run=lambda to, status, options: run_fork(source, to, paths, status, options),
         )
         return nullcontext(edit)
-    wanted = parse_overrides(config.overrides)
+    overrides = parse_overrides(config.overrides)
     edit = PlannableEdit(
         paths,
-        plan=lambda at, status: plan_evolve(source, at, paths, status, wanted),
-        run=lambda at, status, options: run_evolve(source, at, paths, status, wanted, options),
+        plan=lambda to, status: plan_evolve(source, to, paths, status, overrides),
+        run=lambda to, status, options: run_evolve(source, to, paths, status, overrides, options),
     )
     return nullcontext(edit)
 

@@ -21,25 +21,25 @@ def plan_metadata(plan: "EditPlan") -> dict[str, Any]:
             "why not": None if plan.why_not is None else without_secrets(plan.why_not),
             "tables": shown.table(
                 {
-                    "operator": one.operator,
-                    "table": one.table,
-                    "action": one.action.value,
-                    "files": len(one.files),
-                    "takes the state of": one.source,
-                    "reason": one.reason,
+                    "operator": table.operator,
+                    "table": table.table,
+                    "action": table.action.value,
+                    "files": len(table.files),
+                    "takes the state of": table.source,
+                    "reason": table.reason,
                 }
-                for one in plan.tables
+                for table in plan.tables
             ),
             "seen twice": _texts(plan.duplicate_outputs),
             "never seen": _texts(plan.missing_outputs),
             "not known": _texts(plan.unknown),
             "preconditions": shown.table(
                 {
-                    "precondition": one.name,
-                    "met": one.met,
-                    "evidence": without_secrets(one.evidence),
+                    "precondition": precondition.name,
+                    "met": precondition.met,
+                    "evidence": without_secrets(precondition.evidence),
                 }
-                for one in plan.preconditions
+                for precondition in plan.preconditions
             ),
         }
     )
@@ -60,4 +60,4 @@ def outcome_metadata(outcome: "EditOutcome") -> dict[str, Any]:
 
 
 def _texts(texts: Iterable[str]) -> Any:
-    return shown.table({"what": one} for one in texts)
+    return shown.table({"what": text} for text in texts)

@@ -88,8 +88,8 @@ def build_verify(
     def verify(context: dg.OpExecutionContext, config: VerifyConfig) -> Iterator[Any]:
         tools = names.tools(context)
         with as_failure():
-            wanted = [*map(names.find, config.pipelines)] or due(tools, context.instance)
-            last = last_verdicts(names, context.instance, wanted)
+            selected = [*map(names.find, config.pipelines)] or due(tools, context.instance)
+            last = last_verdicts(names, context.instance, selected)
         # Every pipeline that is due comes first; a level that reads all rows takes what is left.
         passed: list[ListedPipeline] = []
         failures: list[str] = []
@@ -101,13 +101,13 @@ def build_verify(
             except dg.Failure as failure:
                 failures.append(str(failure.description))
 
-        yield from serve_level(1, wanted)
+        yield from serve_level(1, selected)
         audits = [one for one in passed if audit_is_due(last.get((one, RESTORABLE)), options)]
         yield from serve_level(MAX_LEVEL, audits)
         if failures:
             raise dg.Failure("; ".join(failures), allow_retries=False)
         yield dg.Output(
-            None, metadata={"arroyo/verified": len(wanted), "arroyo/audited": len(audits)}
+            None, metadata={"arroyo/verified": len(selected), "arroyo/audited": len(audits)}
         )
 
     @dg.job(
@@ -130,7 +130,7 @@ def build_verify(
         due=due,
         request=lambda due: dg.RunRequest(
             run_config=dg.RunConfig(
-                {verify.name: VerifyConfig(pipelines=[one.root for one in due])}
+                {verify.name: VerifyConfig(pipelines=[pipeline.root for pipeline in due])}
             )
         ),
         timezone=timezone,
@@ -172,12 +172,12 @@ def _checks(
         name=op, specs=specs, can_subset=True, required_resource_keys=names.resources
     )
     def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
-        wanted: dict[ListedPipeline, list[str]] = {}
+        selected: dict[ListedPipeline, list[str]] = {}
         for check in context.selected_asset_check_keys:
-            wanted.setdefault(by_key[check.asset_key], []).append(check.name)
+            selected.setdefault(by_key[check.asset_key], []).append(check.name)
         instance = context.instance
         with as_failure():
-            last = last_verdicts(names, instance, list(wanted))
+            last = last_verdicts(names, instance, list(selected))
 
         def work(turn: Turn) -> Iterator[dg.AssetCheckResult]:
             pipeline = turn.pipeline
@@ -186,11 +186,11 @@ def _checks(
                 turn,
                 last.get((pipeline, RESTORABLE)),
                 options,
-                wanted=wanted[pipeline],
+                wanted=selected[pipeline],
                 history=reported_epochs(instance, names.key(CHECKPOINT, pipeline)),
             ).results
 
-        results = serve(context, list(wanted), work, BoundsConfig(), names.tools(context))
+        results = serve(context, list(selected), work, BoundsConfig(), names.tools(context))
         yield from yield_and_report(context, results)
 
     return checks
@@ -209,26 +209,26 @@ def _work(
     Args:
         passed: receives the pipelines without an error.
     """
-    wanted = (RESTORABLE,) if level == MAX_LEVEL else (RESTORABLE, HEALTHY)
+    checks = (RESTORABLE,) if level == MAX_LEVEL else (RESTORABLE, HEALTHY)
 
     def work(turn: Turn) -> Iterator[Any]:
         pipeline, instance = turn.pipeline, context.instance
         before, history = last.get((pipeline, RESTORABLE)), list[EpochFigures]()
-        if HEALTHY in wanted:
+        if HEALTHY in checks:
             history += reported_epochs(instance, names.key(CHECKPOINT, pipeline))
-        found = verify_pipeline(
-            names, turn, before, options, level=level, wanted=wanted, history=history
+        outcome = verify_pipeline(
+            names, turn, before, options, level=level, wanted=checks, history=history
         )
-        for result in found.results:
+        for result in outcome.results:
             earlier = last.get((pipeline, str(result.check_name)))
             reportable = is_reportable(earlier, result, options.report_every)
             if result.check_name == RESTORABLE:
-                reportable |= level == MAX_LEVEL or found.alarm is not None
+                reportable |= level == MAX_LEVEL or outcome.alarm is not None
                 passed.extend([pipeline] * result.passed)
             if reportable:
                 report(instance, result, context.run.run_id)
-        if found.alarm is not None:
-            raise dg.Failure(found.alarm, allow_retries=False)
+        if outcome.alarm is not None:
+            raise dg.Failure(outcome.alarm, allow_retries=False)
         yield from ()
 
     return work
@@ -281,4 +281,4 @@ def due_pipelines(
 
     ages = zip(names.pipelines.pipelines, concurrently(age, names.pipelines.pipelines), strict=True)
     due = [(seconds, pipeline) for pipeline, seconds in ages if seconds is not None]
-    return [pipeline for _, pipeline in sorted(due, key=lambda one: (-one[0], one[1].root))]
+    return [pipeline for _, pipeline in sorted(due, key=lambda pair: (-pair[0], pair[1].root))]

@@ -159,7 +159,7 @@ def _fingerprint(text: Any) -> Any:
     if not isinstance(text, str):
         return None
     epoch, operators = json.loads(text)
-    return EpochFingerprint(epoch, {name: tuple(one) for name, one in operators.items()})
+    return EpochFingerprint(epoch, {name: tuple(values) for name, values in operators.items()})
 
 
 def _changed(pipeline: ListedPipeline, epoch: int, operator: str) -> Finding:
@@ -207,7 +207,7 @@ def _healthy(
         history=history,
         now_micros=wall_clock(),
     )
-    findings = [f for one in health.verdicts.values() for f in one.findings]
+    findings = [f for verdict in health.verdicts.values() for f in verdict.findings]
     rows = list(_kinds(health.verdicts))
     return check_result(
         Verdict(findings=tuple(findings), inspected=1),

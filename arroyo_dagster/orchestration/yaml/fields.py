@@ -105,9 +105,9 @@ def _of_dataclass(options: Any) -> Iterator[tuple[str, Any, Any]]:
     for field in dataclasses.fields(options):
         text = texts.get(field.name, "")
         defaults = {name: getattr(field, name) for name in ("default", "default_factory")}
-        given = {name: one for name, one in defaults.items() if one is not dataclasses.MISSING}
+        kept = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
         text = f"{text[:1].upper()}{text[1:]}"
-        yield field.name, hints[field.name], Field(description=text, repr=field.repr, **given)
+        yield field.name, hints[field.name], Field(description=text, repr=field.repr, **kept)
 
 
 def _like(config: Any, name: str, **changes: Any) -> Any:
@@ -363,7 +363,7 @@ class Export(
 
     def as_options(self, **more: Any) -> TableExport:
         """Return the same export for `build_arroyo_definitions`."""
-        to = {one.name: getattr(self, one.name) for one in dataclasses.fields(TargetOptions)}
+        to = {field.name: getattr(self, field.name) for field in dataclasses.fields(TargetOptions)}
         return TableExport(
             **{name: value for name, value in self if name not in to}, to=TargetOptions(**to)
         )

@@ -86,7 +86,7 @@ class _OrTemplate:
 
 def or_template(schema: JsonSchema) -> JsonSchema:
     """Return the schema of a field that may also be a template."""
-    others = [one for one in schema.get("anyOf", [schema]) if one != {"type": "null"}]
+    others = [option for option in schema.get("anyOf", [schema]) if option != {"type": "null"}]
     if {"type": "string"} in others or not all(others):
         return schema  # any text, or anything, is allowed anyway
     allowed: list[JsonSchema] = [_TEMPLATE_SCHEMA]
@@ -105,22 +105,22 @@ def _as_given(value: Any) -> Any:
 
 
 def _field_type(field: Any) -> Any:
-    resolver = next((one for one in field.metadata if isinstance(one, dg.Resolver)), None)
-    given = resolver.model_field_type if resolver is not None else None
-    kind = _yaml_type(field.annotation) if given is None else given
+    resolver = next((item for item in field.metadata if isinstance(item, dg.Resolver)), None)
+    model_type = resolver.model_field_type if resolver is not None else None
+    kind = _yaml_type(field.annotation) if model_type is None else model_type
     if field.default is None:
         kind = kind | None
-    others = [one for one in field.metadata if not isinstance(one, dg.Resolver)]
+    others = [item for item in field.metadata if not isinstance(item, dg.Resolver)]
     serializer = PlainSerializer(_as_given)
-    for one in [*others, WrapValidator(_template_or), serializer, _OrTemplate()]:
-        kind = Annotated[kind, one]
+    for annotation in [*others, WrapValidator(_template_or), serializer, _OrTemplate()]:
+        kind = Annotated[kind, annotation]
     return kind
 
 
 def _yaml_type(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, YamlModel):
         return kind.model()
-    nested = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, YamlModel)]
+    nested = [arg for arg in get_args(kind) if isinstance(arg, type) and issubclass(arg, YamlModel)]
     if not nested:
         return kind
     model: Any = nested[0].model()
@@ -155,10 +155,10 @@ def describe_errors(error: ValidationError, model: type[BaseModel], positions: A
         positions: the source positions of the YAML document, as Dagster keeps them; None = unknown.
     """
     lines = []
-    for one in error.errors():
-        path = ["attributes", *one["loc"]]
+    for detail in error.errors():
+        path = ["attributes", *detail["loc"]]
         place = "" if positions is None else f"{_position(positions, path)}: "
-        lines.append(f"{place}{'.'.join(map(str, path))}: {_message(one, model)}")
+        lines.append(f"{place}{'.'.join(map(str, path))}: {_message(detail, model)}")
     return "\n".join(lines)
 
 
@@ -176,8 +176,8 @@ def _message(error: Mapping[str, Any], model: type[BaseModel]) -> str:
         if error["input"] is None:
             return f"{text}, and is empty: if it names an environment variable, set that variable"
         return text
-    known = sorted(_fields_at(model, error["loc"][:-1]))
-    return f"there is no such field; {_closest(str(error['loc'][-1]), known)}"
+    names = sorted(_fields_at(model, error["loc"][:-1]))
+    return f"there is no such field; {_closest(str(error['loc'][-1]), names)}"
 
 
 def _closest(name: str, known: list[str]) -> str:
@@ -193,6 +193,6 @@ def _fields_at(model: type[BaseModel], path: Any) -> Mapping[str, Any]:
         if isinstance(name, int):  # an item of a list has the fields of the list's type
             continue
         kinds = [fields[name].annotation, *get_args(fields[name].annotation)]
-        models = [one for one in kinds if isinstance(one, type) and one is not NoneType]
-        fields = next((one.model_fields for one in models if issubclass(one, BaseModel)), {})
+        models = [kind for kind in kinds if isinstance(kind, type) and kind is not NoneType]
+        fields = next((kind.model_fields for kind in models if issubclass(kind, BaseModel)), {})
     return fields

@@ -37,11 +37,11 @@ class ArroyoStateScaffolder(dg.Scaffolder[ArroyoStateParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[ArroyoStateParams]) -> None:
         """Write the file."""
-        given = request.params.model_dump(exclude_none=True)
+        parameters = request.params.model_dump(exclude_none=True)
         if request.scaffold_format == "python":
             dg.scaffold_component(request)
             return
-        text = _yaml(request.type_name, given)
+        text = _yaml(request.type_name, parameters)
         if request.append:
             with request.target_path.open("a") as file:
                 file.write(f"---\n{text}")

@@ -85,10 +85,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 def _seconds(duration: Any) -> Any:
     if not isinstance(duration, str):
         return duration
-    found = _DURATION.match(duration)
-    if found is None:
+    match = _DURATION.match(duration)
+    if match is None:
         raise ValueError("not a duration, such as 90s, 15m, 2h or 7d")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 Duration = Annotated[

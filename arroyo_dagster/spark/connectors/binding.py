@@ -36,7 +36,7 @@ def bound_to_run(pipeline: Pipeline, store: ObjectStore) -> Iterator[StagingQuer
         for name, node in pipeline.sources.items()
         if isinstance(node.source, SparkSource)
     }
-    sinks = {name: one for name, one in pipeline.sinks().items() if isinstance(one, SparkSink)}
+    sinks = {name: sink for name, sink in pipeline.sinks().items() if isinstance(sink, SparkSink)}
     try:
         queries = StagingQueries(
             {

@@ -88,7 +88,7 @@ class KafkaSink(SparkSink):
         from pyspark.sql import functions as f
 
         to = self.bound
-        others = [one for one in to.schema.names if one not in (self._key, TIMESTAMP_COLUMN)]
+        others = [name for name in to.schema.names if name not in (self._key, TIMESTAMP_COLUMN)]
         as_json = f.to_json(f.struct(*others), {"ignoreNullFields": "false"})
         value = as_json if self._value is None else f.col(self._value)
         key: Any = f.lit(None) if self._key is None else f.col(self._key)
@@ -102,13 +102,13 @@ class KafkaSink(SparkSink):
             value.cast("binary").alias("value"),
             f.array(
                 *[
-                    f.struct(f.lit(name).alias("key"), one.cast("binary").alias("value"))
-                    for name, one in headers.items()
+                    f.struct(f.lit(name).alias("key"), header.cast("binary").alias("value"))
+                    for name, header in headers.items()
                 ]
             ).alias("headers"),
         )
 
 
 def _is_bytes(schema: pa.Schema, column: str) -> bool:
-    at = schema.get_field_index(column)
-    return at >= 0 and any(is_bytes(schema.field(at).type) for is_bytes in _BYTES)
+    index = schema.get_field_index(column)
+    return index >= 0 and any(is_bytes(schema.field(index).type) for is_bytes in _BYTES)

@@ -71,8 +71,8 @@ class StagingQueries:
                 next_step="run it with --spark master=…, or use other sources",
             )
         try:
-            for name, one in self.streams.items():
-                self._start(name, one, one.stream.frame(session), follow)
+            for name, entry in self.streams.items():
+                self._start(name, entry, entry.stream.frame(session), follow)
             if not follow:
                 self._wait()
             yield
@@ -135,12 +135,12 @@ class StagingQueries:
         Args:
             offsets: the offsets of the epoch by stream; others are ignored.
         """
-        for name, one in self.streams.items():
-            if job not in one.readers or name not in offsets:
+        for name, entry in self.streams.items():
+            if job not in entry.readers or name not in offsets:
                 continue
             self._taken[name, job] = int(offsets[name]["batch"])
-            known = [self._taken.get((name, reader), -1) for reader in one.readers]
-            if min(known) >= 0:
+            taken = [self._taken.get((name, reader), -1) for reader in entry.readers]
+            if min(taken) >= 0:
                 # The epoch is ready, so a failure here is harmless: a later call removes the rest.
                 with contextlib.suppress(StorageError):
-                    one.source.forget({"batch": min(known)})
+                    entry.source.forget({"batch": min(taken)})

@@ -147,9 +147,9 @@ class SparkSink(FolderSink):
         with contextlib.suppress(StorageError):
             store.delete_many(staged)
             older = [
-                one.path
-                for one in store.list(folder)
-                if one.path.name.endswith(".done") and one.path < done
+                info.path
+                for info in store.list(folder)
+                if info.path.name.endswith(".done") and info.path < done
             ]
             store.delete_many(older)
 

@@ -51,8 +51,8 @@ class SparkStream:
 
         reader = session.readStream.format(self.format).options(**dict(self.options))
         if self.schema is not None:
-            given = self.schema if isinstance(self.schema, str) else struct_type(self.schema)
-            reader = reader.schema(given)
+            schema = self.schema if isinstance(self.schema, str) else struct_type(self.schema)
+            reader = reader.schema(schema)
         try:
             frame = reader.load()
             frame = frame if self.where is None else frame.where(self.where)
@@ -67,15 +67,15 @@ class SparkStream:
         return frame if self.columns is None else self._chosen(frame, self.columns)
 
     def _chosen(self, frame: DataFrame, columns: pa.Schema) -> DataFrame:
-        there = {field.name: field.dataType for field in frame.schema}
-        for wanted in struct_type(columns):
-            if wanted.name not in there or not can_deliver(there[wanted.name], wanted.dataType):
+        types = {field.name: field.dataType for field in frame.schema}
+        for column in struct_type(columns):
+            if column.name not in types or not can_deliver(types[column.name], column.dataType):
                 raise InputError(
-                    f"the source has no column {wanted.name!r} of type "
-                    f"{wanted.dataType.simpleString()}",
+                    f"the source has no column {column.name!r} of type "
+                    f"{column.dataType.simpleString()}",
                     source=self.name,
                     format=self.format,
-                    found=[f"{name}: {kind.simpleString()}" for name, kind in there.items()],
+                    found=[f"{name}: {kind.simpleString()}" for name, kind in types.items()],
                     next_step="correct its schema",
                 )
         return frame.select(*[f"`{name}`" for name in columns.names])

@@ -63,13 +63,13 @@ def run_pipelines(
         ArroyoStateError: a run failed, as in `run_pipeline`; with `follow`, the other runs were
             stopped with a checkpoint.
     """
-    chosen = options or SparkOptions()
-    session, mine = chosen.get_session()
+    resolved = options or SparkOptions()
+    session, started = resolved.get_session()
     try:
-        together = _Together(session, store, chosen, topics, between, stop, on_epoch)
-        return together.all_at_once(pipelines) if chosen.follow else together.in_rounds(pipelines)
+        together = _Together(session, store, resolved, topics, between, stop, on_epoch)
+        return together.all_at_once(pipelines) if resolved.follow else together.in_rounds(pipelines)
     finally:
-        if mine:
+        if started:
             session.stop()
 
 
@@ -110,27 +110,27 @@ class _Together:
         """
         with self._staging.running(self.session, follow=True):
             done = self._in_threads(pipelines)
-        epochs = {one.paths.job: done[one.paths.root].epochs for one in pipelines}
+        epochs = {pipeline.paths.job: done[pipeline.paths.root].epochs for pipeline in pipelines}
         return DataflowOutcome(
             rounds=max(epochs.values(), default=0),
             epochs=epochs,
-            ended=all(one.exhausted for one in done.values()),
+            ended=all(outcome.exhausted for outcome in done.values()),
         )
 
     def _in_threads(self, pipelines: Sequence[Pipeline]) -> dict[str, RunOutcome]:
         with ThreadPoolExecutor(max(1, len(pipelines)), "arroyo-service") as pool:
             runs: dict[str, Future[RunOutcome]] = {
-                one.paths.root: pool.submit(self._run, one) for one in pipelines
+                pipeline.paths.root: pool.submit(self._run, pipeline) for pipeline in pipelines
             }
             going = set(runs.values())
             while going and not self.stop() and self._staging.active:
                 done, going = wait(going, timeout=_STOP_POLL_SECONDS, return_when=FIRST_EXCEPTION)
                 if any(run.exception() is not None for run in done):
                     break
-            self._stop([one for one in pipelines if runs[one.paths.root] in going], runs)
-        found = {root: run.result() for root, run in runs.items()}
+            self._stop([item for item in pipelines if runs[item.paths.root] in going], runs)
+        outcomes = {root: run.result() for root, run in runs.items()}
         self._staging.check()
-        return found
+        return outcomes
 
     def _stop(self, pipelines: Sequence[Pipeline], runs: Mapping[str, Future[RunOutcome]]) -> None:
         """Request runs to stop, repeatedly, since a run may not have started yet."""

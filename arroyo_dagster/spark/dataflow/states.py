@@ -63,13 +63,13 @@ def state_frame(
         CheckpointError: the newest epoch of an owner cannot be read (E51).
     """
     seen = views or Views(store, dataflow)
-    found = seen.state(state)
-    head = seen.head(found.owner)
-    ranges = slots(session) if found.value_kind is ValueKind.ROW else 1
+    state_def = seen.state(state)
+    head = seen.head(state_def.owner)
+    ranges = slots(session) if state_def.value_kind is ValueKind.ROW else 1
     reading = _RangeReader(
         store=store,
-        paths=service_paths(dataflow, found.owner),
-        state=found,
+        paths=service_paths(dataflow, state_def.owner),
+        state=state_def,
         epoch=None if head is None else head.epoch,
         ranges=ranges,
         live=live,
@@ -91,7 +91,7 @@ def register_states(
         The epoch of each owner; None = it has none yet, and its states are empty.
     """
     views = Views(store, dataflow)
-    tables = [one.table for one in views.states.values()]
+    tables = [state.table for state in views.states.values()]
     for name, state in views.states.items():
         table = state.table if tables.count(state.table) == 1 else f"{state.owner}__{state.table}"
         frame = state_frame(session, store, dataflow, name, views=views)
@@ -114,8 +114,8 @@ class _RangeReader:
     @property
     def schema(self) -> pa.Schema:
         """The schema of the rows for Spark."""
-        shown = self._view(empty_frame(self.state, live=self.live)).frame()
-        return _for_spark(shown.to_arrow()).schema
+        frame = self._view(empty_frame(self.state, live=self.live)).frame()
+        return _for_spark(frame.to_arrow()).schema
 
     def function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
         """Return a function for `mapInArrow`, which accepts plain functions only."""
@@ -139,10 +139,10 @@ class _RangeReader:
 
 
 def _for_spark(rows: pa.Table) -> pa.Table:
-    at = rows.schema.get_field_index(UPDATED_AT)
-    if at >= 0:
-        times = rows.column(at).cast(pa.timestamp("us", "UTC"))
-        rows = rows.set_column(at, UPDATED_AT, times)
+    index = rows.schema.get_field_index(UPDATED_AT)
+    if index >= 0:
+        times = rows.column(index).cast(pa.timestamp("us", "UTC"))
+        rows = rows.set_column(index, UPDATED_AT, times)
     return for_spark(rows)
 
 
@@ -150,4 +150,4 @@ def _ddl(schema: pa.Schema) -> str:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     columns = from_arrow_schema(schema)
-    return ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in columns)
+    return ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in columns)

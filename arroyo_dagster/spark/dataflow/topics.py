@@ -90,8 +90,8 @@ def topic_offsets(checkpoint: Checkpoint) -> Mapping[str, Offset]:
     if checkpoint.progress is None:
         return {}
     offsets: Mapping[str, Any] = json.loads(checkpoint.progress.offsets)
-    found: Mapping[str, Offset] = offsets.get(_SOURCE_NODE, {}).get("topics", {})
-    return found
+    topics: Mapping[str, Offset] = offsets.get(_SOURCE_NODE, {}).get("topics", {})
+    return topics
 
 
 class TopicSink(SparkSink):

@@ -71,8 +71,8 @@ class HolderAddress:
     @classmethod
     def read(cls, about: bytes) -> tuple[HolderAddress, int]:
         """Read the address and the process number from what a holder says about itself."""
-        found = json.loads(about)
-        return cls(**found["address"]), int(found["process"])
+        document = json.loads(about)
+        return cls(**document["address"]), int(document["process"])
 
 
 class Channel:
@@ -121,12 +121,12 @@ class Channel:
 
     def _exactly(self, size: int) -> bytearray:
         data = bytearray(size)
-        view, at = memoryview(data), 0
-        while at < size:
-            count = self._reader.readinto(view[at:])
+        view, filled = memoryview(data), 0
+        while filled < size:
+            count = self._reader.readinto(view[filled:])
             if not count:
                 raise ConnectionResetError("the other side closed the connection")
-            at += count
+            filled += count
         return data
 
 
@@ -139,12 +139,12 @@ def greet(channel: Channel, secret: Secret) -> bytes:
     Raises:
         OSError: it does not know the secret, or does not answer.
     """
-    theirs = bytes(channel.receive(_MAX_HANDSHAKE_BYTES)[1])
-    ours = secrets.token_bytes(_NONCE_BYTES)
-    channel.send(_HELLO, ours + secret.proof(b"task", theirs, ours))
+    peer_nonce = bytes(channel.receive(_MAX_HANDSHAKE_BYTES)[1])
+    own_nonce = secrets.token_bytes(_NONCE_BYTES)
+    channel.send(_HELLO, own_nonce + secret.proof(b"task", peer_nonce, own_nonce))
     _, answer = channel.receive(_MAX_HANDSHAKE_BYTES)
     proof, about = answer[:_PROOF_BYTES], bytes(answer[_PROOF_BYTES:])
-    if not hmac.compare_digest(proof, secret.proof(b"holder", ours, theirs, about)):
+    if not hmac.compare_digest(proof, secret.proof(b"holder", own_nonce, peer_nonce, about)):
         raise ConnectionAbortedError("the process at the address of a holder is another")
     return about
 
@@ -156,13 +156,13 @@ def welcome(channel: Channel, secret: Secret, about: bytes) -> None:
         OSError: it does not know the secret, or does not answer.
     """
     channel.connection.settimeout(HANDSHAKE_SECONDS)
-    ours = secrets.token_bytes(_NONCE_BYTES)
-    channel.send(_HELLO, ours)
+    own_nonce = secrets.token_bytes(_NONCE_BYTES)
+    channel.send(_HELLO, own_nonce)
     _, answer = channel.receive(_MAX_HANDSHAKE_BYTES)
-    theirs, proof = bytes(answer[:_NONCE_BYTES]), bytes(answer[_NONCE_BYTES:])
-    if not hmac.compare_digest(proof, secret.proof(b"task", ours, theirs)):
+    peer_nonce, proof = bytes(answer[:_NONCE_BYTES]), bytes(answer[_NONCE_BYTES:])
+    if not hmac.compare_digest(proof, secret.proof(b"task", own_nonce, peer_nonce)):
         raise ConnectionAbortedError("a peer does not know the secret")
-    channel.send(_PROOF, secret.proof(b"holder", theirs, ours, about) + about)
+    channel.send(_PROOF, secret.proof(b"holder", peer_nonce, own_nonce, about) + about)
 
 
 def can_listen() -> bool:
@@ -237,9 +237,9 @@ def own_host(driver_host: str) -> str | None:
     It is the one from which this host reaches the driver or, on the driver's own host, a host
     elsewhere. Connecting a datagram socket sends nothing.
     """
-    found = _source_address(driver_host)
-    if found is None or not _is_loopback(found) or _is_loopback(driver_host):
-        return found
+    address = _source_address(driver_host)
+    if address is None or not _is_loopback(address) or _is_loopback(driver_host):
+        return address
     return _source_address(_ELSEWHERE)
 
 

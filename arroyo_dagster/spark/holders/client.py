@@ -67,10 +67,10 @@ def run_level(
             if slot.name == placed.name:
                 slot.forget(hung=isinstance(error, HungError))
     if slot is not None and output is None:
-        found = slot.begin()
-        if found is not None:
-            with contextlib.closing(found):
-                holder, output = found.address, slot.run(found, request)
+        opened = slot.begin()
+        if opened is not None:
+            with contextlib.closing(opened):
+                holder, output = opened.address, slot.run(opened, request)
     if output is None:
         holder, chunks = None, decode_stream(rows)
         output = list(

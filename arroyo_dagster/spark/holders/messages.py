@@ -84,9 +84,9 @@ class RemoteFailure:
     def of(cls, error: BaseException) -> RemoteFailure:
         """Describe an error that was raised here."""
         kind = type(error)
-        known = error if isinstance(error, ArroyoStateError) else None
+        typed = error if isinstance(error, ArroyoStateError) else None
         text = "".join(traceback.format_exception(error))
-        return cls(kind.__module__, kind.__qualname__, str(error), text, known)
+        return cls(kind.__module__, kind.__qualname__, str(error), text, typed)
 
     def as_error(self) -> BaseException:
         """Return an error that reads as the one that was raised there."""

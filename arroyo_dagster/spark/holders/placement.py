@@ -88,18 +88,18 @@ class Placement:
 
     def learn(self, placed: Sequence[Placed]) -> None:
         """Take over what the tasks of an epoch report, and spread subtasks if they are uneven."""
-        ran = {one.holder.holder: one.holder for one in placed if one.holder is not None}
-        blocked = {one.lost.holder for one in placed if one.lost is not None and one.blocked}
+        ran = {task.holder.holder: task.holder for task in placed if task.holder is not None}
+        blocked = {task.lost.holder for task in placed if task.lost is not None and task.blocked}
         if blocked & ran.keys():
             # Hosts do not reach each other's holders. Each serves the tasks of its own.
             self._driver_host = None
-        lost = {one.lost.holder for one in placed if one.lost is not None} - ran.keys()
-        own = {one.own.holder: one.own for one in placed if one.own is not None}
-        self._alive = {name: at for name, at in (own | ran).items() if name not in lost}
+        lost = {task.lost.holder for task in placed if task.lost is not None} - ran.keys()
+        own = {task.own.holder: task.own for task in placed if task.own is not None}
+        self._alive = {name: address for name, address in (own | ran).items() if name not in lost}
         self._holders = {
-            (one.level, one.subtask): one.holder for one in placed if one.holder is not None
+            (task.level, task.subtask): task.holder for task in placed if task.holder is not None
         }
-        for level in {one.level for one in placed}:
+        for level in {task.level for task in placed}:
             self._spread(level)
 
     def _spread(self, level: int) -> None:
@@ -107,17 +107,17 @@ class Placement:
 
         Each once in a run, as the process that takes one over restores it.
         """
-        held: dict[str, list[int]] = {name: [] for name in self._alive}
+        subtasks: dict[str, list[int]] = {name: [] for name in self._alive}
         for (of, subtask), holder in sorted(self._holders.items()):
-            if of == level and holder.holder in held:
-                held[holder.holder].append(subtask)
-        while len(held) > 1:
-            most = max(held, key=lambda name: len(held[name]))
-            fewest = min(held, key=lambda name: len(held[name]))
-            free = [one for one in held[most] if (level, one) not in self._balanced]
-            if len(held[most]) - len(held[fewest]) < 2 or not free:
+            if of == level and holder.holder in subtasks:
+                subtasks[holder.holder].append(subtask)
+        while len(subtasks) > 1:
+            most = max(subtasks, key=lambda name: len(subtasks[name]))
+            fewest = min(subtasks, key=lambda name: len(subtasks[name]))
+            free = [subtask for subtask in subtasks[most] if (level, subtask) not in self._balanced]
+            if len(subtasks[most]) - len(subtasks[fewest]) < 2 or not free:
                 return
-            held[most].remove(free[-1])
-            held[fewest].append(free[-1])
+            subtasks[most].remove(free[-1])
+            subtasks[fewest].append(free[-1])
             self._balanced.add((level, free[-1]))
             self._holders[level, free[-1]] = self._alive[fewest]

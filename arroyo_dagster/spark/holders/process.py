@@ -210,10 +210,10 @@ def _report_step(channel: Channel, step: str) -> None:
 
 
 def _expected(channel: Channel, kind: bytes) -> tuple[bytes, bytearray]:
-    found, payload = channel.receive()
-    if found != kind:
-        raise ConnectionAbortedError(f"a frame {found!r} in place of {kind!r}")
-    return found, payload
+    received, payload = channel.receive()
+    if received != kind:
+        raise ConnectionAbortedError(f"a frame {received!r} in place of {kind!r}")
+    return received, payload
 
 
 # ---- the process ---------------------------------------------------------------------------------

@@ -170,12 +170,12 @@ class WorkerSlot:
 
     def _find(self) -> HolderAddress | None:
         try:
-            found = Conversation.begin(HolderAddress("", self.name), self._meeting)
+            conversation = Conversation.begin(HolderAddress("", self.name), self._meeting)
         except OSError:
             return None
-        found.close()
-        self._process = found.process
-        return found.address
+        conversation.close()
+        self._process = conversation.process
+        return conversation.address
 
     def _start(self) -> HolderAddress:
         host = None if self._meeting.driver_host is None else own_host(self._meeting.driver_host)
@@ -188,7 +188,7 @@ class WorkerSlot:
                     port = listeners[1].getsockname()[1]
             address = HolderAddress(uuid.uuid4().hex, self.name, host if port else None, port)
             numbers = [listener.fileno() for listener in listeners]
-            given = {
+            config = {
                 "path": without_archive(sys.path),
                 "secret": self._meeting.secret.value.hex(),
                 "owner": astuple(self._owner),
@@ -198,7 +198,7 @@ class WorkerSlot:
             }
             pa.array([])  # imports pandas, if it is there: before a fork, not in both processes
             start = _fork if may_fork() else _spawn
-            self._process = start(given)
+            self._process = start(config)
         return address
 
 

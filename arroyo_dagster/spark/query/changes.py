@@ -72,14 +72,14 @@ class TableChanges:
         name = self.newest_table.name
         assert name.operator is not None
         try:
-            found = self.job.epoch(epoch)
+            state_epoch = self.job.epoch(epoch)
         except NotFoundError as error:
             error.next_step = (
                 "pin the epochs that a stream has not read yet, or begin anew: with another "
                 "checkpoint location, which reads the newest epoch whole"
             )
             raise
-        return found.table(name.operator, name.table)
+        return state_epoch.table(name.operator, name.table)
 
     def newest(self) -> Epoch:
         """Return the newest visible epoch; 0 = there is none."""
@@ -105,7 +105,7 @@ class TableChanges:
         if after == _NOTHING:
             requests = self.table(until).splits(self.partitions)
             return [EpochStep(_NOTHING, until, request) for request in requests]
-        numbers = [one for one in self.job.epochs() if after < one < until]
+        numbers = [number for number in self.job.epochs() if after < number < until]
         return [EpochStep(*pair) for pair in pairwise([after, *numbers, until])]
 
     def rows(self, step: EpochStep) -> Iterator[pa.Table]:
@@ -117,8 +117,8 @@ class TableChanges:
         """
         after = self.table(step.after)
         if step.request is None:
-            found = diff_tables(self.table(step.before), after).changes
-            yield found.append_column(EPOCH, pa.repeat(int(step.after), found.num_rows))
+            changes = diff_tables(self.table(step.before), after).changes
+            yield changes.append_column(EPOCH, pa.repeat(int(step.after), changes.num_rows))
             return
         for rows in after.read(step.request):
             kind = pa.repeat(Change.INSERTED.value, rows.num_rows)

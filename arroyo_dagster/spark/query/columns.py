@@ -35,7 +35,7 @@ class AskedColumns:
     def batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
         """Return rows of these columns as Spark expects them."""
         columns = self._types.convert(rows).columns
-        found: list[pa.RecordBatch] = pa.Table.from_arrays(
+        batches: list[pa.RecordBatch] = pa.Table.from_arrays(
             columns, schema=self._schema
         ).to_batches()
-        return found
+        return batches

@@ -38,7 +38,7 @@ def frame_of(
     """
     from arroyo_dagster.spark.query.source import spark_schema
 
-    chosen = types or TypeOptions()
+    options = types or TypeOptions()
     schema = table.schema
     names = schema.names if columns is None else list(columns)
     for name in names:
@@ -51,11 +51,11 @@ def frame_of(
         for batch in batches:
             for part in batch.column(0).to_pylist():
                 for rows in table.read(replace(parts[part], columns=places)):
-                    yield from chosen.convert(rows).to_batches()
+                    yield from options.convert(rows).to_batches()
 
     fields = pa.schema([schema.field(name) for name in names])
     numbers = session.range(0, len(parts), 1, len(parts))
-    return numbers.mapInArrow(read, spark_schema(chosen.schema_of(fields)))
+    return numbers.mapInArrow(read, spark_schema(options.schema_of(fields)))
 
 
 def register_views(
@@ -77,9 +77,9 @@ def register_views(
     Returns:
         The names of the views.
     """
-    chosen = state.jobs() if jobs is None else [state.job(name) for name in jobs]
+    selected = state.jobs() if jobs is None else [state.job(name) for name in jobs]
     names = []
-    for job in chosen:
+    for job in selected:
         for table in job.epoch().tables() if job.epochs() else ():
             name = ".".join(("arroyo", *table.name.parts))
             quoted = name.replace("`", "``")

@@ -163,13 +163,13 @@ class SourceOptions:
         for name, meaning in (("path", "the checkpoint URL"), ("table", "the name of a table")):
             if not options.get(name):
                 raise InputError(f"the option {name} is missing: {meaning}", format=FORMAT)
-        epoch, at = options.get("epoch"), options.get("at")
-        if epoch and at:
-            raise InputError("give one of the options epoch and at", epoch=epoch, at=at)
+        epoch, moment = options.get("epoch"), options.get("at")
+        if epoch and moment:
+            raise InputError("give one of the options epoch and at", epoch=epoch, at=moment)
         return cls(
             url=options["path"],
             table=options["table"],
-            epoch=epoch or at,
+            epoch=epoch or moment,
             raw=_flag("raw", options.get("raw", "false")),
             changes=_flag("changes", options.get("changes", "false")),
             partitions=_count("partitions", options.get("partitions", str(_PARTITIONS))),
@@ -194,19 +194,19 @@ class SourceOptions:
             InputError: the name or another option does not go with changes.
         """
         name = parse_name(self.table)
-        for option, given in (("raw", self.raw), ("a metadata table", name.operator is None)):
-            if given:
+        for option, conflicts in (("raw", self.raw), ("a metadata table", name.operator is None)):
+            if conflicts:
                 raise InputError(f"changes do not go with {option}", table=self.table)
         state = open_state(self.url, options=self.store or None)
-        found = state.table(name)
-        if "@" in (name.job or "") and not str(found.name.job).endswith(name.job or ""):
+        table = state.table(name)
+        if "@" in (name.job or "") and not str(table.name.job).endswith(name.job or ""):
             raise InputError(
                 "changes are those of many epochs, and the name has one",
                 table=self.table,
                 next_step="give the epoch before the first changes as the option epoch",
             )
         first = None if self.epoch is None else Epoch(_count("epoch", self.epoch))
-        return TableChanges(state, found, first, self.types, self.partitions)
+        return TableChanges(state, table, first, self.types, self.partitions)
 
     def rows(self) -> EpochTable | pa.Table:
         """Return the table, or the rows of a metadata table.
@@ -268,8 +268,8 @@ class SourceReader(DataSourceReader):
         """Take what can choose files and row groups; Spark evaluates all filters again."""
         if isinstance(self._rows, EpochTable) and not self._rows.mask:
             schema = self._rows.schema
-            found = (_bound(one, schema) for one in filters)
-            self._filters = tuple(one for one in found if one is not None)
+            bound = (_bound(condition, schema) for condition in filters)
+            self._filters = tuple(condition for condition in bound if condition is not None)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -291,13 +291,13 @@ class SourceReader(DataSourceReader):
 
 
 def _bound(one: Filter, schema: pa.Schema) -> ColumnFilter | None:
-    relation, given = _RELATIONS.get(type(one)), vars(one)
-    if relation is None or len(given["attribute"]) != 1:
+    relation, fields = _RELATIONS.get(type(one)), vars(one)
+    if relation is None or len(fields["attribute"]) != 1:
         return None
-    (name,) = given["attribute"]
+    (name,) = fields["attribute"]
     if name not in schema.names:
         return None
-    value = given.get("value")
+    value = fields.get("value")
     values = tuple(map(_plain, value)) if isinstance(one, In) and value else _plain(value)
     return bind(Comparison.of(name, relation, values), schema, schema.names.index(name))
 

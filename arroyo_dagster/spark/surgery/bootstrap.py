@@ -128,9 +128,9 @@ def _mapping(place: str, value: Any) -> Mapping[Any, Any]:
 
 
 def _positions(value: Any) -> Iterator[tuple[OperatorId | None, NewPosition]]:
-    for key, given in _mapping("positions", value).items():
-        below = given if isinstance(given, Mapping) else {key: given}
-        operator = OperatorId(str(key)) if isinstance(given, Mapping) else None
+    for key, entry in _mapping("positions", value).items():
+        below = entry if isinstance(entry, Mapping) else {key: entry}
+        operator = OperatorId(str(key)) if isinstance(entry, Mapping) else None
         for partition, position in below.items():
             if isinstance(position, bool) or not isinstance(position, int | str) or position == "":
                 raise InputError(
@@ -163,18 +163,18 @@ def computed_bootstrap(
             next_step=f"set {_TIME_ZONE}=UTC",
         )
     with user_code_by_value():
-        found = call_function(function, name, session)
-    if not isinstance(found, Bootstrap):
+        bootstrap = call_function(function, name, session)
+    if not isinstance(bootstrap, Bootstrap):
         raise InputError(
-            f"the function returned {type(found).__name__}, not a Bootstrap",
+            f"the function returned {type(bootstrap).__name__}, not a Bootstrap",
             given=name,
             next_step="return Bootstrap(tables=…, watermark_micros=…, positions=…) of "
             "arroyo_dagster.spark.surgery.bootstrap",
         )
     with ExitStack() as kept:
-        for frame in found.tables.values():
+        for frame in bootstrap.tables.values():
             kept.callback(frame.persist().unpersist)
-        yield found
+        yield bootstrap
 
 
 def encoded_arguments(frame: DataFrame) -> DataFrame:
@@ -185,12 +185,12 @@ def encoded_arguments(frame: DataFrame) -> DataFrame:
     has no unsigned numbers, so an argument that is one in the job cannot be given.
     """
     names, types = frame.columns, [field.dataType.simpleString() for field in frame.schema]
-    at = names.index(ARGUMENT)
-    types[at] = "binary"
+    index = names.index(ARGUMENT)
+    types[index] = "binary"
     # Spark resolves the names of columns once more, where a dot means a field.
     numbered = few_tasks(frame).toDF(*(f"c{number}" for number in range(len(names))))
     schema = ", ".join(f"c{number} {kind}" for number, kind in enumerate(types))
-    return numbered.mapInArrow(partial(_encode, at), schema).toDF(*names)
+    return numbered.mapInArrow(partial(_encode, index), schema).toDF(*names)
 
 
 def _encode(at: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -213,7 +213,7 @@ class RowsOnSpark:
 
     def facts(self, target: TableTarget) -> RowFacts:
         """See `ComputedRows`."""
-        return sum((one for one, _ in self._parts(partial(_described, target))), RowFacts())
+        return sum((facts for facts, _ in self._parts(partial(_described, target))), RowFacts())
 
     def doubled(self, target: TableTarget) -> bool:
         """See `ComputedRows`."""
@@ -227,20 +227,20 @@ class RowsOnSpark:
         parts = self._parts(partial(_written, target, store, probe))
         files = [file for _, some in parts for file in some]
         # Tasks end in any order.
-        ordered = sorted(files, key=lambda one: (one.min_routing_key, one.path))
-        return sum((one for one, _ in parts), RowFacts()), ordered
+        ordered = sorted(files, key=lambda file: (file.min_routing_key, file.path))
+        return sum((facts for facts, _ in parts), RowFacts()), ordered
 
     def _parts(self, work: Callable[[pa.Table], _BlockResult]) -> list[_BlockResult]:
         session, names = self.frame.sparkSession, self.frame.columns
         # Spark resolves the names of columns once more, where a dot means a field.
-        numbered = few_tasks(self.frame).toDF(*(f"c{at}" for at in range(len(names))))
-        found: list[_BlockResult] = []
-        for one in fetch_rows(session, numbered.mapInArrow(_on_blocks(work, names), _DDL)):
-            result = pickle.loads(one.payload)
+        numbered = few_tasks(self.frame).toDF(*(f"c{number}" for number in range(len(names))))
+        results: list[_BlockResult] = []
+        for row in fetch_rows(session, numbered.mapInArrow(_on_blocks(work, names), _DDL)):
+            result = pickle.loads(row.payload)
             if isinstance(result, ArroyoStateError):
                 raise result
-            found.append(result)
-        return found
+            results.append(result)
+        return results
 
 
 def few_tasks(frame: DataFrame) -> DataFrame:
@@ -255,12 +255,12 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
         InputError: a column has a type that only Spark has.
     """
     fields = []
-    for one in frame.schema:
+    for column in frame.schema:
         try:
-            fields.append(pa.field(one.name, arrow_type(one.dataType)))
+            fields.append(pa.field(column.name, arrow_type(column.dataType)))
         except InputError as error:
             raise InputError(
-                f"column {one.name!r}: {error.message}", next_step=error.next_step
+                f"column {column.name!r}: {error.message}", next_step=error.next_step
             ) from error
     return pa.schema(fields)
 
@@ -282,16 +282,16 @@ def _on_blocks(
 
 
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         size += batch.nbytes
         if size >= _BLOCK_BYTES:
-            yield pa.Table.from_batches(held).combine_chunks()
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held).combine_chunks()
+            yield pa.Table.from_batches(pending).combine_chunks()
+            pending, size = [], 0
+    if pending:
+        yield pa.Table.from_batches(pending).combine_chunks()
 
 
 def _described(target: TableTarget, rows: pa.Table) -> _BlockResult:
