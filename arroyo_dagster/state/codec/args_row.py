@@ -67,7 +67,7 @@ def _fixed(values: pa.Array) -> list[bytes]:
 def _blocks(values: pa.Array) -> pa.BinaryArray:
     """Return the rows of values of any length: blocks, each followed by how much of it counts."""
     return pa.array(
-        [_NULL if one is None else _row(one) for one in values.to_pylist()], pa.binary()
+        [_NULL if value is None else _row(value) for value in values.to_pylist()], pa.binary()
     )
 
 

@@ -190,7 +190,7 @@ def encode_pair_columns(
 
     def group(start: int) -> pa.Table:
         columns = [
-            one.slice(start, MAX_ROW_GROUP_ROWS).cast(pa.binary()) for one in (keys, seconds)
+            column.slice(start, MAX_ROW_GROUP_ROWS).cast(pa.binary()) for column in (keys, seconds)
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
@@ -267,7 +267,7 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
     leaves = [names.index(name) for name in _BOUNDED if name in names]
     check_chunks(data, footer, range(footer.num_row_groups), leaves)
-    found: dict[str, tuple[int, int]] = {}
+    bounds: dict[str, tuple[int, int]] = {}
     for name, bits in _BOUNDED.items():
         if name not in names or not footer.num_row_groups:
             continue
@@ -275,11 +275,11 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
         groups = [
             footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)
         ]
-        if all(one is not None and one.has_min_max for one in groups):
+        if all(statistic is not None and statistic.has_min_max for statistic in groups):
             # Statistics store an unsigned number as a signed one with the same bits.
-            low, high = ([getattr(one, end) & bits for one in groups] for end in _RAW)
-            found[name] = (min(low), max(high))
-    return found
+            low, high = ([getattr(statistic, end) & bits for statistic in groups] for end in _RAW)
+            bounds[name] = (min(low), max(high))
+    return bounds
 
 
 def open_pages(
@@ -327,7 +327,7 @@ def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -
         group: of this row group; None = of any.
     """
     groups = _groups(footer) if group is None else [footer.row_group(group)]
-    sizes = (one.total_byte_size // max(1, one.num_rows) for one in groups)
+    sizes = (g.total_byte_size // max(1, g.num_rows) for g in groups)
     widest = max(sizes, default=0)
     return min(most, max(1, _CHUNK_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
 

@@ -83,7 +83,7 @@ class KnownFooter:
     def stored_bytes(self) -> tuple[int, ...]:
         """About how many bytes of the file each row group takes, by their encoded sizes."""
         whole = max(1, sum(self.encoded_bytes))
-        return tuple(self.size_bytes * one // whole for one in self.encoded_bytes)
+        return tuple(self.size_bytes * size // whole for size in self.encoded_bytes)
 
 
 class DataFile:
@@ -144,16 +144,16 @@ class DataFile:
         """The size of each row group, by the footer; reads a value of each column."""
         footer = self._file.metadata
         self._check(range(footer.num_columns))
-        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         return tuple(
             GroupSize(
-                rows=one.num_rows,
-                size_bytes=one.total_byte_size,
+                rows=group.num_rows,
+                size_bytes=group.total_byte_size,
                 compressed_bytes=sum(
-                    one.column(at).total_compressed_size for at in range(one.num_columns)
+                    group.column(index).total_compressed_size for index in range(group.num_columns)
                 ),
             )
-            for one in groups
+            for group in groups
         )
 
     def _check(self, leaves: Sequence[int]) -> None:
@@ -355,26 +355,26 @@ class _ColumnLimits:
         """Return the row groups that may hold a value from `low` to `high`, or a null."""
         if isinstance(low, int) and isinstance(high, int) and self._ascends():
             return self._between(low, high, groups)
-        limits = self._of(groups)
+        spans = self._of(groups)
         return [
             group
-            for group, one in zip(groups, limits, strict=True)
-            if (nulls and one.has_nulls) or not (_less(one.most, low) or _less(high, one.least))
+            for group, span in zip(groups, spans, strict=True)
+            if (nulls and span.has_nulls) or not (_less(span.most, low) or _less(high, span.least))
         ]
 
     def smallest(self, groups: Sequence[int]) -> int | None:
         """Return the smallest whole number; None if it is unknown, or a value is null."""
-        limits = self._of(groups)
-        if any(one.has_nulls for one in limits):
+        spans = self._of(groups)
+        if any(span.has_nulls for span in spans):
             return None
-        least = [one.least for one in limits if isinstance(one.least, int)]
-        return min(least) if least and len(least) == len(limits) else None
+        least = [span.least for span in spans if isinstance(span.least, int)]
+        return min(least) if least and len(least) == len(spans) else None
 
     def _ascends(self) -> bool:
         """Whether rows ascend by the column, of whole numbers without nulls, as the footer says."""
         metadata = self.footer.metadata
         order = metadata.row_group(0).sorting_columns if metadata.num_row_groups > 1 else ()
-        if [(one.column_index, one.descending) for one in order[:1]] != [(self.leaf, False)]:
+        if [(key.column_index, key.descending) for key in order[:1]] != [(self.leaf, False)]:
             return False
         (first,) = self._of([0])
         return isinstance(first.least, int) and not first.has_nulls

@@ -111,10 +111,10 @@ class EpochFinder:
             if epoch > newest
         }
         refs.update(self.published_last(numbers))
-        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
-        managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
-        there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
-        return max((newest, *(epoch for epoch, info in there if info is not None)))
+        parsed = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
+        managed = {r: path.epoch for r, path in parsed.items() if path and path.paths == self.paths}
+        heads = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
+        return max((newest, *(epoch for epoch, info in heads if info is not None)))
 
     def published_last(
         self, generations: Collection[WorkerGeneration] | None = None

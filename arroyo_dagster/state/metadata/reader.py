@@ -149,8 +149,8 @@ class BackendReader(EpochFinder):
                 recovery.marker_path(ref), records.decode_committed_marker
             )
         standing = recovery.checkpoint_state(ref, manifest, record, marker)
-        versions = (one.version for one in (record, marker) if one is not None)
-        strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
+        versions = (part.version for part in (record, marker) if part is not None)
+        strange = next((number for number in versions if number != RECORD_VERSION), RECORD_VERSION)
         return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
 
     def _load_legacy(self, epoch: Epoch) -> Checkpoint:
@@ -240,7 +240,7 @@ class BackendReader(EpochFinder):
             return None
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
             return None
-        touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
+        touched = [p for merge in record.merged for p in (*merge.input_paths, *merge.output_paths)]
         managed = all(map(self.paths.contains, touched))
         return record if managed else None
 
@@ -314,7 +314,7 @@ def legacy_head(checkpoint: Checkpoint) -> LegacyCheckpoint:
         min_epoch=checkpoint.min_epoch,
         start_time_micros=checkpoint.start_time_micros,
         finish_time_micros=checkpoint.finish_time_micros,
-        operators=tuple(one.operator for one in checkpoint.operators),
+        operators=tuple(state.operator for state in checkpoint.operators),
         progress=checkpoint.progress,
     )
 

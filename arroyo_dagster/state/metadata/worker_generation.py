@@ -172,14 +172,14 @@ class GenerationWriter:
         """Return the newest generation that has a manifest, at least `known`."""
         reader = self._reader
         try:
-            numbers = [one for one in reader.generation_dirs() if one > known]
+            numbers = [number for number in reader.generation_dirs() if number > known]
         except NotFoundError:  # the first start: the root directory does not exist yet
             return WorkerGeneration(known)
-        manifests = [reader.paths.generation_manifest(one) for one in numbers]
+        manifests = [reader.paths.generation_manifest(number) for number in numbers]
         heads = concurrently(reader.store.head, manifests)
         pairs = zip(numbers, heads, strict=True)
-        there = (number for number, info in pairs if info is not None)
-        return max(there, default=WorkerGeneration(known))
+        existing = (number for number, info in pairs if info is not None)
+        return max(existing, default=WorkerGeneration(known))
 
     def sole_writer(self) -> Leased:
         """The store, which holds the lease of the job's only writer.

@@ -390,13 +390,13 @@ def remove_left_staged(
     with contextlib.suppress(StorageError, NotFoundError):
         listed = store.list_dir(written.path.parent or "").objects
         left = [
-            one.path
-            for one in listed
-            if one.addressable
-            and one.modified_micros is not None
-            and one.modified_micros < old
-            and (found := epoch_of(one.path.name)) is not None
-            and found < epoch
+            info.path
+            for info in listed
+            if info.addressable
+            and info.modified_micros is not None
+            and info.modified_micros < old
+            and (staged_for := epoch_of(info.path.name)) is not None
+            and staged_for < epoch
         ]
         if left:
             store.delete_many(left)

@@ -275,7 +275,7 @@ class JobRun:
             kept.follow(self._operator(name), compacted.get(name, ()))
         self._files.forget_records(taken)
         self.retention.expire(plan)
-        self._next_alarm_micros = min((one for one in alarms if one is not None), default=None)
+        self._next_alarm_micros = min((time for time in alarms if time is not None), default=None)
         self._unfinished = None
         return self.base
 

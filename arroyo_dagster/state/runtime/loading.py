@@ -99,7 +99,7 @@ def _named(
 
 
 def _pipelines_in(module: object) -> str:
-    return ", ".join(name for name, one in vars(module).items() if _gives_pipeline(one))
+    return ", ".join(name for name, value in vars(module).items() if _gives_pipeline(value))
 
 
 def _gives_pipeline(one: object) -> bool:

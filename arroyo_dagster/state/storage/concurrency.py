@@ -47,8 +47,8 @@ def ahead(call: Callable[[_A], _B], items: Iterable[_A]) -> Iterator[_B]:
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for one in waiting:
-                one.cancel()
+            for future in waiting:
+                future.cancel()
 
 
 def read_ahead(

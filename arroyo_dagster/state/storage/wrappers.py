@@ -231,15 +231,15 @@ class Extended(Scratch):
         below = f"{prefix}/" if prefix else ""
         mine = [self._info(path) for path in self._objects if path.startswith(below)]
         theirs = self.inner.list(prefix, start_after=start_after)
-        found = [*(one for one in theirs if one.path not in self._objects), *mine]
-        kept = (one for one in found if start_after is None or one.path > start_after)
-        yield from sorted(kept, key=lambda one: one.path)
+        infos = [*(info for info in theirs if info.path not in self._objects), *mine]
+        kept = (info for info in infos if start_after is None or info.path > start_after)
+        yield from sorted(kept, key=lambda info: info.path)
 
     def list_dir(self, prefix: str = "") -> Listing:
         """List one level; see `ObjectStore.list_dir`."""
         below = f"{prefix}/" if prefix else ""
-        found = self.inner.list_dir(prefix)
-        theirs = [one for one in found.objects if one.path not in self._objects]
+        level = self.inner.list_dir(prefix)
+        theirs = [info for info in level.objects if info.path not in self._objects]
         mine = [path for path in self._objects if path.startswith(below)]
         rest = [path[len(below) :] for path in mine]
         directories = {StatePath(below + name.split("/")[0]) for name in rest if "/" in name}
@@ -247,8 +247,8 @@ class Extended(Scratch):
             self._info(path) for path, name in zip(mine, rest, strict=True) if "/" not in name
         ]
         return Listing(
-            objects=tuple(sorted((*theirs, *objects), key=lambda one: one.path)),
-            prefixes=tuple(sorted({*found.prefixes, *directories})),
+            objects=tuple(sorted((*theirs, *objects), key=lambda info: info.path)),
+            prefixes=tuple(sorted({*level.prefixes, *directories})),
         )
 
     def _info(self, path: StatePath) -> ObjectInfo:

@@ -52,7 +52,7 @@ class Comparison:
             raise InputError(
                 f"columns are not compared with {relation!r}",
                 column=column,
-                next_step=f"use one of: {', '.join(one.value for one in Relation)}",
+                next_step=f"use one of: {', '.join(known.value for known in Relation)}",
             ) from None
         if kind in (Relation.IS_NULL, Relation.NOT_NULL):
             return cls(column, kind)
@@ -111,8 +111,8 @@ _FUNCTIONS = {
 
 def filter_rows(rows: pa.Table, filters: Sequence[ColumnFilter]) -> pa.Table:
     """Return the rows that match all filters, in their order."""
-    for one in filters if rows.num_rows else ():
-        rows = rows.filter(one.mask(rows))
+    for condition in filters if rows.num_rows else ():
+        rows = rows.filter(condition.mask(rows))
     return rows
 
 

@@ -177,8 +177,8 @@ class KeyIndex:
 def _all_equal(first: Sequence[Column], second: Sequence[Column]) -> npt.NDArray[np.bool_]:
     """Return which rows are equal in all columns; a null equals nothing."""
     same = np.ones(len(first[0]), bool)
-    for one, other in zip(first, second, strict=True):
-        equal = pc.fill_null(pc.equal(one, other.cast(one.type)), False)
+    for column, other in zip(first, second, strict=True):
+        equal = pc.fill_null(pc.equal(column, other.cast(column.type)), False)
         whole = equal.combine_chunks() if isinstance(equal, pa.ChunkedArray) else equal
         same &= whole.to_numpy(zero_copy_only=False)
     return same

@@ -142,18 +142,18 @@ class OpenViews:
             raise InputError(
                 f"the operator has no table {name!r} of the form of {kind.__name__}",
                 operator=self._task.operator,
-                tables={known: one.form.value for known, one in self._definitions.items()},
+                tables={key: other.form.value for key, other in self._definitions.items()},
                 next_step="return keyed_state(…) or keyed_timers(…) from tables()",
             )
-        known = self.keyed_views.get(TableName(name))
-        if known is None:
+        view = self.keyed_views.get(TableName(name))
+        if view is None:
             table = self._table(name, ExpiringTimeKeyTable)
-            known = kind(table, definition)
+            view = kind(table, definition)
             files = self._restore_from(name, table)
-            known.replay(table.stream(files, self._task.key_range))
-            known.begin_epoch(self._loaded.clock_micros)
-            self.keyed_views[TableName(name)] = known
-        return cast(_Keyed, known)
+            view.replay(table.stream(files, self._task.key_range))
+            view.begin_epoch(self._loaded.clock_micros)
+            self.keyed_views[TableName(name)] = view
+        return cast(_Keyed, view)
 
     def timers(self) -> dict[TableName, Timers]:
         """Return all timers of the operator, in the order in which they were registered."""

@@ -295,10 +295,10 @@ class TimeFileReader:
     def _groups(self, data: DataFile, file: TimeFile, part: ReadRequest) -> list[int]:
         groups = list(range(len(data.row_groups)))
         sources = self._sources(data.schema, file) if part.bounds else ()
-        for one in part.bounds:
-            source = sources[one.column]
+        for bound in part.bounds:
+            source = sources[bound.column]
             if source is not None and groups:
-                groups = data.groups_within(source, one.low, one.high, groups, nulls=False)
+                groups = data.groups_within(source, bound.low, bound.high, groups, nulls=False)
         if len(groups) < 2:
             return groups  # its bounds are those of the file, which is needed
         width = len(data.schema)
@@ -372,7 +372,7 @@ class _Places:
 
 def _wanted(files: Iterable[TimeFile], part: ReadRequest) -> list[TimeFile]:
     keys = part.keys
-    return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
+    return [file for file in files if keys.intersects(file.min_routing_key, file.max_routing_key)]
 
 
 def _neighbours(groups: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:

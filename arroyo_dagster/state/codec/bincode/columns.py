@@ -81,7 +81,7 @@ def column_type(described: Type) -> pa.DataType | None:
             return column_type(item)
         case TupleOf() | StructOf():
             return _struct_type(_fields(described))
-        case EnumOf(variants=variants) if all(one.payload == UNIT for one in variants):
+        case EnumOf(variants=variants) if all(variant.payload == UNIT for variant in variants):
             return pa.dictionary(pa.int32(), pa.string())
         case _:
             return None
@@ -285,7 +285,7 @@ def _struct_reader(described: TupleOf | StructOf) -> _Reader:
     def read(cursor: _Cursor) -> pa.Array:
         if not readers:
             return pa.Array.from_buffers(kind, len(cursor.at), [None])
-        return pa.StructArray.from_arrays([one(cursor) for one in readers], fields=list(kind))
+        return pa.StructArray.from_arrays([reader(cursor) for reader in readers], fields=list(kind))
 
     return read
 

@@ -166,8 +166,8 @@ class ArroyoApi:
             NotFoundError: there is no such pipeline or job. Other errors as in `look_up`.
         """
         path = f"{_path(pipeline)}/jobs/{quote(job, safe='')}/checkpoints"
-        found = self._asked(path, lambda answer: [_checkpoint(one) for one in _items(answer)])
-        return tuple(sorted(found, key=lambda one: one.epoch))
+        epochs = self._asked(path, lambda answer: [_checkpoint(item) for item in _items(answer)])
+        return tuple(sorted(epochs, key=lambda epoch: epoch.epoch))
 
     def _asked(
         self, path: str, decode: Callable[[Any], _T], query: Mapping[str, str | int] | None = None
@@ -180,7 +180,7 @@ class ArroyoApi:
             raise
 
     def _decoded_jobs(self, answer: Any) -> list[JobFacts]:
-        return [_job(one, self.source) for one in _items(answer)]
+        return [_job(item, self.source) for item in _items(answer)]
 
     def _listed_jobs(self) -> list[JobFacts]:
         try:
@@ -263,7 +263,7 @@ def _path(pipeline: PipelineId) -> str:
 
 
 def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
-    page = {PipelineId(one.text("id", empty=False)): _pipeline(one) for one in _items(answer)}
+    page = {PipelineId(item.text("id", empty=False)): _pipeline(item) for item in _items(answer)}
     return page, bool(_fields(answer).optional_flag("hasMore"))
 
 

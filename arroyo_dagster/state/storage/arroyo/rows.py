@@ -56,10 +56,10 @@ def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndP
     """
     # SQLite columns may contain values of any type, whatever their declared type.
     fields = {
-        table: [Fields(row, next_step=_NOT_ARROYO, path=source) for row in found]
-        for table, found in rows.items()
+        table: [Fields(row, next_step=_NOT_ARROYO, path=source) for row in table_rows]
+        for table, table_rows in rows.items()
     }
-    return _facts(fields, source), {_pub_id(one) for one in fields["pipelines"]}
+    return _facts(fields, source), {_pub_id(row) for row in fields["pipelines"]}
 
 
 def answers_of(
@@ -83,23 +83,23 @@ def answers_of(
 
 
 def _facts(rows: Mapping[str, Sequence[Fields]], source: str) -> dict[JobId, JobFacts]:
-    pipelines = {one.value("id"): one for one in rows["pipelines"]}
-    statuses = {one.value("id"): one for one in rows["job_statuses"]}
+    pipelines = {row.value("id"): row for row in rows["pipelines"]}
+    statuses = {row.value("id"): row for row in rows["job_statuses"]}
     epochs = defaultdict(list)
-    for one in rows["checkpoints"]:
-        if one.value("state") not in _GONE:
-            epochs[one.value("job_id")].append(_checkpoint(one))
-    found = (
+    for row in rows["checkpoints"]:
+        if row.value("state") not in _GONE:
+            epochs[row.value("job_id")].append(_checkpoint(row))
+    jobs = (
         _job(
             config,
             statuses.get(config.value("id"), Fields({})),
             pipelines.get(config.value("pipeline_id")),
-            tuple(sorted(epochs[config.value("id")], key=lambda one: one.epoch)),
+            tuple(sorted(epochs[config.value("id")], key=lambda epoch: epoch.epoch)),
             source,
         )
         for config in rows["job_configs"]
     )
-    return {facts.job: facts for facts in found}
+    return {facts.job: facts for facts in jobs}
 
 
 def _job(

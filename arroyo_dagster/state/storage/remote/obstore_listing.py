@@ -75,13 +75,13 @@ def chunk_of_batch(batch: Any, skip: int) -> ListingChunk:
 
 def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> ListingChunk:
     """Convert objects that obstore describes one by one; `skip` as in `chunk_of_batch`."""
-    moments: list[dt.datetime] = [one["last_modified"] for one in found]
+    moments: list[dt.datetime] = [item["last_modified"] for item in found]
     return ListingChunk(
-        [one["path"][skip:] for one in found],
-        [one["size"] for one in found],
+        [item["path"][skip:] for item in found],
+        [item["size"] for item in found],
         # Exact to the microsecond for some centuries: a float has 16 digits.
         [round(moment.timestamp() * 1_000_000) for moment in moments],
-        [one["e_tag"].strip('"') if one["e_tag"] else None for one in found],
+        [item["e_tag"].strip('"') if item["e_tag"] else None for item in found],
     )
 
 

@@ -273,15 +273,15 @@ class ObstoreStore:
         full, skip = self._base + below, len(self._base)
         with translated(self.url, prefix or None):
             try:
-                found = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
+                level = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
             except (exceptions.InvalidPathError, ValueError) as error:
                 return self._twin_since(f"{UNLISTABLE}: {error}").list_dir(prefix)
         # Some consoles mark a directory by an object with its name.
-        inside = [one for one in found["objects"] if one["path"].startswith(full)]
-        if not inside and not found["common_prefixes"]:
+        inside = [item for item in level["objects"] if item["path"].startswith(full)]
+        if not inside and not level["common_prefixes"]:
             self._walk().require_root()
         # obstore sorts directories without the slash, but `a.b/` is before `a/`.
-        directories = sorted(f"{name[skip:]}/" for name in found["common_prefixes"])
+        directories = sorted(f"{name[skip:]}/" for name in level["common_prefixes"])
         return Listing(
             objects=tuple(described(chunk_of(inside, skip))),
             prefixes=tuple(listed_path(name[:-1]) for name in directories),

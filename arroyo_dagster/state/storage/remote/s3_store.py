@@ -81,10 +81,10 @@ class S3Store(FsspecStore):
         objects: list[ObjectInfo] = []
         prefixes: list[StatePath] = []
         for page in self._pages(below, "", Delimiter="/"):
-            found = (one for one in page.get("Contents", ()) if one["Key"] != self._prefix + below)
-            objects.extend(map(self._listed, found))
-            for one in page.get("CommonPrefixes", ()):
-                stored = one["Prefix"].removeprefix(self._prefix).removesuffix("/")
+            infos = (obj for obj in page.get("Contents", ()) if obj["Key"] != self._prefix + below)
+            objects.extend(map(self._listed, infos))
+            for item in page.get("CommonPrefixes", ()):
+                stored = item["Prefix"].removeprefix(self._prefix).removesuffix("/")
                 prefixes.append(listed_path(stored))
         if not objects and not prefixes:
             self._require_root()
@@ -194,9 +194,9 @@ class S3Store(FsspecStore):
         """Delete keys with one request; return those that it does not report as deleted."""
         request = {"Objects": [{"Key": key} for key in keys]}
         answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
-        errors = {one.get("Key"): one for one in answer.get("Errors", ())}
-        gone = {one.get("Key") for one in answer.get("Deleted", ())}
-        gone.update(key for key, one in errors.items() if one.get("Code") == "NoSuchKey")
+        errors = {item.get("Key"): item for item in answer.get("Errors", ())}
+        gone = {item.get("Key") for item in answer.get("Deleted", ())}
+        gone.update(key for key, item in errors.items() if item.get("Code") == "NoSuchKey")
         return {
             key: f"{errors[key].get('Code', 'error')}: {errors[key].get('Message', '')}"
             if key in errors

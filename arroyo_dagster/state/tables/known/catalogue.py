@@ -142,13 +142,13 @@ class Catalogue:
         if config.key_type is not None and config.value_type is not None:
             known = self.describe(operator, config)
             return TableForm(known=known, key_type=config.key_type, value_type=config.value_type)
-        found = self.find(operator, config)
-        if not found:
+        options = self.find(operator, config)
+        if not options:
             return TableForm(problem=_unknown(operator, config))
         versions = {version for version, _ in entries.values()} or {config.state_version}
-        fitting = [one for one in found if all(map(one.has_version, versions))]
+        fitting = [option for option in options if all(map(option.has_version, versions))]
         if not fitting:
-            return TableForm(known=found[0], problem=_other_version(found[0], config, versions))
+            return TableForm(known=options[0], problem=_other_version(options[0], config, versions))
         return _first_fit(fitting, config, entries)
 
     def decode_commit_data(

@@ -111,16 +111,16 @@ class RangeFiles:
         """Append rows to the key range with the index `at`."""
         if not rows.num_rows:
             return
-        found = self._open.get(at)
-        if found is None:
-            found = self._open[at] = _Open(self._encoder())
-        found.waiting.append(rows)
-        found.waiting_bytes += rows.nbytes
-        found.waiting_rows += rows.num_rows
-        if found.waiting_rows >= self._form.row_group_rows:
+        file = self._open.get(at)
+        if file is None:
+            file = self._open[at] = _Open(self._encoder())
+        file.waiting.append(rows)
+        file.waiting_bytes += rows.nbytes
+        file.waiting_rows += rows.num_rows
+        if file.waiting_rows >= self._form.row_group_rows:
             self._encode(at)
-        elif sum(one.waiting_bytes for one in self._open.values()) > self._form.memory_bytes:
-            self._encode(max(self._open, key=lambda one: self._open[one].waiting_bytes))
+        elif sum(file.waiting_bytes for file in self._open.values()) > self._form.memory_bytes:
+            self._encode(max(self._open, key=lambda file: self._open[file].waiting_bytes))
 
     def _encoder(self) -> RowsEncoder:
         hash_at = len(self._schema) - 2
@@ -132,9 +132,9 @@ class RangeFiles:
         )
 
     def _encode(self, at: int) -> None:
-        one = self._open[at]
-        self._write(one)
-        if one.encoder.size_bytes >= self._form.file_bytes:
+        file = self._open[at]
+        self._write(file)
+        if file.encoder.size_bytes >= self._form.file_bytes:
             self._close(at)
 
     def _write(self, one: _Open) -> None:
@@ -161,14 +161,14 @@ class RangeFiles:
             self._close(at)
 
     def _close(self, at: int) -> None:
-        one = self._open.pop(at)
-        if one.waiting:
-            self._write(one)
-        data = one.encoder.finish()
+        file = self._open.pop(at)
+        if file.waiting:
+            self._write(file)
+        data = file.encoder.finish()
         path = self._name(self._merge.ranges[at], compacted(self._merge.level))
         self._store.put(path, data)
         self.sizes[path] = len(data)
-        self._closed.setdefault(at, []).append(self._described(one, path))
+        self._closed.setdefault(at, []).append(self._described(file, path))
 
     def _described(self, one: _Open, path: StatePath) -> TimeFile:
         inputs = self._merge.inputs

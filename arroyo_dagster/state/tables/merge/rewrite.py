@@ -81,14 +81,14 @@ class RewriteTask:
     @property
     def inputs(self) -> tuple[TimeFile, ...]:
         """The files that hold rows of this part, in the order in which a restore reads them."""
-        files = (one.file for one in self.table.inputs)
+        files = (entry.file for entry in self.table.inputs)
         return tuple(f for f in files if self.keys.intersects(f.min_routing_key, f.max_routing_key))
 
     @property
     def size_bytes(self) -> int:
         """The total size of its inputs, which may also hold rows of other parts."""
         inside = {file.path for file in self.inputs}
-        return sum(one.size_bytes for one in self.table.inputs if one.file.path in inside)
+        return sum(entry.size_bytes for entry in self.table.inputs if entry.file.path in inside)
 
     def output(self) -> StatePath:
         """Return a name that no other attempt and no object of Arroyo has."""
@@ -368,7 +368,7 @@ def _write(
     store.put(path, data)
     return TimeFile(
         # Of all parts: a newer file may belong to a part that leaves no row, and has no output.
-        epoch=max(one.file.epoch for one in task.table.inputs),
+        epoch=max(entry.file.epoch for entry in task.table.inputs),
         path=path,
         min_routing_key=hashes["min"].as_py(),
         max_routing_key=hashes["max"].as_py(),

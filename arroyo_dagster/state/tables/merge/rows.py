@@ -216,7 +216,7 @@ class _RowsMerging:
                     kept = self._not_removed(self._not_expired(rows))
                     self._digest_of(at, kept.schema).add(kept)
                     self._files.add(at, kept)
-        tally.before = sum((one.finish() for one in self._in_order.values()), RowsDigest())
+        tally.before = sum((digest.finish() for digest in self._in_order.values()), RowsDigest())
 
     def _with_texts(
         self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
