@@ -162,6 +162,6 @@ def joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
     """Return the rows of frames as one; None if they have different columns."""
     if len(frames) == 1:
         return frames[0]
-    if len({tuple(one.schema.items()) for one in frames}) != 1:
+    if len({tuple(frame.schema.items()) for frame in frames}) != 1:
         return None
     return pl.concat(frames)

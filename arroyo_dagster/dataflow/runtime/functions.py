@@ -113,7 +113,7 @@ class Library:
     def _bound(self, name: str | None) -> FunctionBody | str | None:
         if name is None:
             return None
-        known = {same_name(one): body for one, body in self.functions.items()}
+        known = {same_name(key): body for key, body in self.functions.items()}
         return known.get(same_name(name))
 
 
@@ -121,9 +121,9 @@ def packaged_function(
     dataflow: Dataflow, packages: Mapping[str, Package], step: StepDef
 ) -> FunctionDef | None:
     """Return the function of an imported package that a step uses; None = it uses none."""
-    for one in dataflow.imports:
-        package = packages.get(one.package)
-        for function in one.functions if package else ():
+    for imported in dataflow.imports:
+        package = packages.get(imported.package)
+        for function in imported.functions if package else ():
             if (function.alias or function.name) == step.target:
                 assert package is not None
                 return package.functions.get(function.name)
@@ -167,7 +167,7 @@ def unbound_error(functions: Mapping[str, str], also: str = "") -> UnboundOperat
 def stub(service: str, step: StepDef, packaged: FunctionDef | None) -> str:
     """Return a Python function to fill in for a step without a Python body."""
     inputs = step.inputs or (() if packaged is None else packaged.inputs)
-    named = [mangled(one.name) for one in inputs if one.name]
+    named = [mangled(parameter.name) for parameter in inputs if parameter.name]
     generic = ("record", "time")[: min(ARITIES[step.operator])]
     arguments = ", ".join(named if len(named) in ARITIES[step.operator] else generic)
     return (
@@ -254,12 +254,12 @@ def _parameters(plan: FunctionPlan, body: FunctionBody) -> list[str]:
     except (TypeError, ValueError) as error:
         raise _misfit(plan, f"its arguments are not known ({error})") from error
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [one for one in parameters if one.default is inspect.Parameter.empty]
-    if any(one.kind not in positional for one in needed):
+    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    if any(parameter.kind not in positional for parameter in needed):
         raise _misfit(plan, f"it takes `*` arguments; expected {expected} positional arguments")
     if len(needed) not in ARITIES[plan.operator]:
         raise _misfit(plan, f"it takes {len(needed)} arguments; expected {expected}")
-    return [one.name for one in needed]
+    return [parameter.name for parameter in needed]
 
 
 def _annotated_pair(body: FunctionBody) -> bool:

@@ -157,7 +157,7 @@ class CellSlot(Slot):
 
     def entries(self, fresh: StoredEntries) -> StoredEntries:
         now_ms = self.now_ms
-        return {key: (one, now_ms) for key, one in fresh.items() if one is not DELETED}
+        return {key: (value, now_ms) for key, value in fresh.items() if value is not DELETED}
 
 
 class Cell:
@@ -288,7 +288,7 @@ class RowSlot(Slot):
         return written  # type: ignore[no-any-return]
 
     def entries(self, fresh: StoredEntries) -> StoredEntries:
-        return {key: one for key, one in fresh.items() if one is not DELETED}
+        return {key: value for key, value in fresh.items() if value is not DELETED}
 
 
 class Row:
@@ -311,7 +311,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns by their names in the YAML."""
-        return {one.name: getattr(self, _slot_name(one)) for one in self.__slot.columns}
+        return {column.name: getattr(self, _slot_name(column)) for column in self.__slot.columns}
 
     def update(self) -> None:
         """Write every column back; create the row if it does not exist.

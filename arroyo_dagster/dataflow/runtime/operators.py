@@ -230,7 +230,7 @@ class ServiceOperator(Operator):
                 for name, state in self.plan.states.items()
                 if mangled(name) in listed
             }
-            allowed = {name: one for name, one in allowed.items() if name in listed}
+            allowed = {name: accessor for name, accessor in allowed.items() if name in listed}
         return load(plan, {**CONTEXT, **allowed})
 
     def steps(

@@ -61,14 +61,14 @@ class Readers:
             words: the words of the query in lower case.
             without: states to leave out.
         """
-        found = []
+        tables = []
         for name, state in self._states.items():
             if state.value_kind is not ValueKind.ROW or name in without:
                 continue
-            spelled = (one.replace("-", "_").lower() for one in (state.table, *state.aliases))
-            if any({*one.split("_")} <= {*words} or one in words for one in spelled):
-                found.append(self._view(name).table())
-        return Tables(found)
+            spelled = (alias.replace("-", "_").lower() for alias in (state.table, *state.aliases))
+            if any({*alias.split("_")} <= {*words} or alias in words for alias in spelled):
+                tables.append(self._view(name).table())
+        return Tables(tables)
 
     def tables(self) -> Tables:
         """Return every arrow-row state as a table for `sql`."""

@@ -90,7 +90,7 @@ class RecordsOperator(ServiceOperator):
         self._place = self.invocation()
         self._parallelism = ctx.task_info.parallelism
         self._source_steps = [
-            self.steps(one.transforms, self._place, partial=False) for one in plan.sources
+            self.steps(source.transforms, self._place, partial=False) for source in plan.sources
         ]
         self._steps = self.steps(plan.transforms, self._place, partial=plan.partial_after_sources)
         self._window_steps = self.steps(
@@ -137,13 +137,13 @@ class RecordsOperator(ServiceOperator):
         """Process records of all sources, and clock rows; parse the next ones meanwhile."""
         weighed = ((batch, batch.nbytes) for batch in batches)
         for parts in read_ahead(self._parsed, weighed, _PARSE_AHEAD_BYTES):
-            for one in parts:
-                self.see(one.rows, ctx)
-                if one.source >= 0:
+            for part in parts:
+                self.see(part.rows, ctx)
+                if part.source >= 0:
                     with self._place.entered(), collected_later():
-                        self._take(one, collector)
+                        self._take(part, collector)
                 elif self._event_time is not None:
-                    self._event_time.tick(idle=one.source == IDLE)
+                    self._event_time.tick(idle=part.source == IDLE)
 
     def _parsed(self, batch: pa.RecordBatch) -> list[_SourceRows]:
         return [
@@ -279,7 +279,7 @@ class RecordsOperator(ServiceOperator):
         columns[KEY], columns[KIND] = texts, kinds
         if records.windows is not None:
             for name, part in ((WINDOW_START, 0), (WINDOW_END, 1)):
-                columns[name] = pa.array([one[0][part] for one in records.windows], pa.int64())
+                columns[name] = pa.array([entry[0][part] for entry in records.windows], pa.int64())
         collector.collect(self.travel.from_origin(batch, records.at, columns))
 
     @staticmethod
@@ -525,18 +525,18 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
             number="E28",
             path=function.plan.path,
         )
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for declared in key_types:
-        found.add(key_text(key_for(declared, key, path=function.plan.path)))
-    if len(found) > 1:
+        keys.add(key_text(key_for(declared, key, path=function.plan.path)))
+    if len(keys) > 1:
         raise OperatorResultError(
             f"assign-key `{function.plan.name}` returned {key!r:.80}, which maps to different "
             "keys in the service's states",
             number="E41",
             path=function.plan.path,
-            types=[one.value for one in key_types],
+            types=[scalar.value for scalar in key_types],
         )
-    text = str(found.pop()) if found else key_text(key)
+    text = str(keys.pop()) if keys else key_text(key)
     text.encode()  # raises for a lone surrogate
     kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
     return text, kind
@@ -594,9 +594,9 @@ class _SourceDecoder:
         if self._in_columns and self._topic.converter.is_text and not raw.null_count:
             text, is_text = _as_text(raw)
             return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
-        found = None if self._read_columns is None else self._read_columns(raw)
-        if found is None or self._in_columns or not any(one.null_count() for one in found):
-            return found
+        frame = None if self._read_columns is None else self._read_columns(raw)
+        if frame is None or self._in_columns or not any(series.null_count() for series in frame):
+            return frame
         return None
 
     def records(

@@ -279,7 +279,7 @@ def service_order(dataflow: Dataflow) -> list[str]:
         for sink in service.sinks:
             if sink.id is not None:
                 writers.setdefault(sink.id, []).append(name)
-    found: dict[str, None] = {}
+    ordered: dict[str, None] = {}
     entered: set[str] = set()
 
     def visit(name: str) -> None:
@@ -288,14 +288,14 @@ def service_order(dataflow: Dataflow) -> list[str]:
         entered.add(name)
         service = dataflow.services[name]
         owners = (state.owner for state in service.states.values() if state.ref is not None)
-        upstream = (one for source in service.sources for one in writers.get(source.id or "", ()))
+        upstream = (w for source in service.sources for w in writers.get(source.id or "", ()))
         for before in (*sorted(owners), *sorted(upstream)):
             visit(before)
-        found[name] = None
+        ordered[name] = None
 
     for name in sorted(dataflow.services):
         visit(name)
-    return list(found)
+    return list(ordered)
 
 
 def converter_of(dataflow: Dataflow, topic: str) -> str:
@@ -371,8 +371,8 @@ class _Planning:
         plan = ServicePlan(
             name=service.name,
             store=self._store,
-            sources=tuple(self._topic(one) for one in service.sources),
-            sinks=tuple(self._topic(one) for one in service.sinks if one.id is not None),
+            sources=tuple(self._topic(source) for source in service.sources),
+            sinks=tuple(self._topic(sink) for sink in service.sinks if sink.id is not None),
             transforms=self._functions(service.transforms),
             window=None if windowed is None else windowed.window,
             assign_timestamp=None

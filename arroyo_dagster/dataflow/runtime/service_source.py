@@ -105,7 +105,7 @@ class ServiceSource(Source):
         value = pa.field(VALUE, self.value_type)
         self.schema = pa.schema(
             [
-                *(value if one.name == VALUE else one for one in topic_schema()),
+                *(value if field.name == VALUE else field for field in topic_schema()),
                 *([pa.field(FILE, pa.string())] if files else ()),
                 pa.field(SOURCE, pa.int32(), nullable=False),
                 *(pa.field(epoch_column(owner), pa.int64()) for owner in owners),
@@ -245,4 +245,4 @@ def _as_records(values: pa.Array, *, raw: bool) -> pa.Array:
         return values
     if raw and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return values.cast(pa.binary())
-    return pa.array([json_bytes(one) for one in values.to_pylist()], pa.binary())
+    return pa.array([json_bytes(value) for value in values.to_pylist()], pa.binary())

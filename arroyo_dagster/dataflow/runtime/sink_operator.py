@@ -51,13 +51,13 @@ class DeliverOperator(ServiceOperator):
         records = Records(decode(batch), range(batch.num_rows), decode_keys(batch))
         with self._place.entered(), collected_later():
             records = run_steps(self._steps, records, self.failures, self.metrics, place)
-        found = self._written(records, place)
-        if found:
-            at = pa.array([one[0] for one in found], pa.int64())
+        rows = self._written(records, place)
+        if rows:
+            indexes = pa.array([row[0] for row in rows], pa.int64())
             columns = [
-                pa.array([one[1] for one in found], pa.binary()),
-                pa.array([one[2] for one in found], pa.binary()),
-                column(batch, "timestamp").take(at),
+                pa.array([row[1] for row in rows], pa.binary()),
+                pa.array([row[2] for row in rows], pa.binary()),
+                column(batch, "timestamp").take(indexes),
             ]
             collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
 

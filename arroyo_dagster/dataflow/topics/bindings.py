@@ -279,12 +279,12 @@ class _BindingsReader:
             known = ", ".join(_OPTIONS[role])
             self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {known}")
             return None
-        given = node.members[kinds[0]]
-        target = given.value
+        member = node.members[kinds[0]]
+        target = member.value
         if isinstance(target, dict | tuple):
-            self._wrong(given, f"expected a path behind {kinds[0]}, found {given.kind}")
+            self._wrong(member, f"expected a path behind {kinds[0]}, found {member.kind}")
             return None
-        options = {key: one.plain() for key, one in node.members.items() if key != kinds[0]}
+        options = {key: option.plain() for key, option in node.members.items() if key != kinds[0]}
         return checked_binding(
             role, topic, kinds[0], "" if target in (None, True) else str(target), options
         )

@@ -105,15 +105,15 @@ def shape_of(
         reading: whether to use the fields' names in read JSON (True) or in written JSON.
         snake_case: whether names in JSON are those of 0.5.0.
     """
-    found = None if declared is None else types.resolve(declared).type
-    if not isinstance(found, CompositeType) or found.kind != "object":
+    resolved = None if declared is None else types.resolve(declared).type
+    if not isinstance(resolved, CompositeType) or resolved.kind != "object":
         return Shape(raw)
     fields = {}
-    for one in found.members:
-        name = (one.read_as if reading else one.written_as) or one.name
-        renamed = name != one.name
+    for member in resolved.members:
+        name = (member.read_as if reading else member.written_as) or member.name
+        renamed = name != member.name
         fields[name.replace("-", "_") if snake_case and not renamed else name] = types.resolve(
-            one.type
+            member.type
         ).type
     return Shape(raw, fields)
 

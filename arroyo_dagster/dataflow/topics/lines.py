@@ -190,10 +190,10 @@ class Lines:
         """
 
         def rows_of(block: tuple[int, bytes, Positions]) -> list[pa.RecordBatch]:
-            at, data, ends = block
-            return _batches_of_lines(at, data, np.append(0, ends[:-1]), ends, number)
+            offset, data, ends = block
+            return _batches_of_lines(offset, data, np.append(0, ends[:-1]), ends, number)
 
-        blocks = ((one, len(one[1])) for one in self._blocks(folder, name, start, end))
+        blocks = ((block, len(block[1])) for block in self._blocks(folder, name, start, end))
         for batches in read_ahead(rows_of, blocks, _READ_AHEAD_BYTES):
             yield from batches
 

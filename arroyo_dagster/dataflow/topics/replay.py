@@ -66,13 +66,13 @@ class LetterSource(SegmentSource):
 
     def letters(self, partition: SegmentSplit) -> list[Letter]:
         """Return the letters of one split."""
-        found = [
+        letters = [
             Letter.decode(value)
             for batch in super().read(partition)
             for value in batch.column("value").to_pylist()
         ]
         partial = list(self._writers)[partition.number] == _PARTIAL
-        return [one for one in found if one.topic == self._topic and one.partial == partial]
+        return [item for item in letters if item.topic == self._topic and item.partial == partial]
 
     def read(self, partition: SegmentSplit) -> Iterator[pa.RecordBatch]:
         """Yield the records of the letters of one split, with their original positions."""
@@ -174,11 +174,11 @@ def build_replay(
     return [
         build_service(
             dataflow,
-            one.service,
+            replay.service,
             store,
-            bindings=replace(bindings, sources=dict(one.sources)),
+            bindings=replace(bindings, sources=dict(replay.sources)),
             options=options,
         )
-        for one in replays
-        if one.letters
+        for replay in replays
+        if replay.letters
     ]

@@ -146,8 +146,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def _inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     if pa.types.is_struct(kind):
-        members = [kind.field(at) for at in range(kind.num_fields)]
-        return pa.struct([one.with_type(change(one.type)) for one in members])
+        members = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.struct([member.with_type(change(member.type)) for member in members])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(kind.value_field.with_type(change(kind.value_type)))
     return kind

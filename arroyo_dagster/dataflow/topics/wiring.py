@@ -166,7 +166,7 @@ class _Wiring:
                 env=self._given.env,
             ),
             between=tuple(between),
-            pipes={name: one for name, one in sources.items() if isinstance(one, PipeSource)},
+            pipes={name: pipe for name, pipe in sources.items() if isinstance(pipe, PipeSource)},
             unbound=tuple(
                 sorted(
                     topic for topic, sink in sinks.items() if sink is None and topic != DEAD_LETTERS
@@ -221,7 +221,7 @@ class _Wiring:
         )
 
     def _check_pipes(self) -> None:
-        piped = [name for name, one in self._given.sources.items() if one.kind == "stdin"]
+        piped = [name for name, binding in self._given.sources.items() if binding.kind == "stdin"]
         readers = [service for name in piped for service in self._readers[name]]
         if len(readers) > 1:
             raise InputError(

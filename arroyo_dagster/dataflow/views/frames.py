@@ -352,7 +352,7 @@ class Rows:
         self._columns[name] = self._frame[name].to_list()
 
 
-_INTEGERS = tuple(one.value for one in ScalarType if one.is_integer)
+_INTEGERS = tuple(scalar.value for scalar in ScalarType if scalar.is_integer)
 
 
 def _name_of(column: ColumnInfo | str) -> Any:

@@ -45,7 +45,7 @@ def _nodes(dataflow: Dataflow) -> Iterator[str]:
         named.append(("service", service.name, label))
         ends = (*service.sources, *service.sinks)
         named += [(end.kind, end.id, end.id) for end in ends if end.id is not None]
-        named += [("state", _state(one), one.name) for one in service.states.values()]
+        named += [("state", _state(state), state.name) for state in service.states.values()]
     for kind, name, label in named:
         yield f"  {_node(kind, name)} [shape={shapes[kind]}, label={_quoted(label)}];"
 

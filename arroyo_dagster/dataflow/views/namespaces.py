@@ -288,14 +288,14 @@ class Namespaces:
 
     def _metric(self, service: ServiceDef, name: str) -> tuple[_Columns, list[StateRow]]:
         metric = self._metrics(service.name).get(name, Metric())
-        shown: dict[str, Any] = {"failed": metric.failed, "succeeded": metric.succeeded}
+        stats: dict[str, Any] = {"failed": metric.failed, "succeeded": metric.succeeded}
         if name in _topics(service):
-            shown["last_error_offset"] = max(metric.last_error_offset, -1)
+            stats["last_error_offset"] = max(metric.last_error_offset, -1)
         for more in ("dropped_late", "expired"):
             if getattr(metric, more):
-                shown[more] = getattr(metric, more)
-        columns: _Columns = [(one, None) for one in sorted(shown)]
-        return columns, [StateRow("stats", GLOBAL_WINDOW, tuple(shown[one] for one, _ in columns))]
+                stats[more] = getattr(metric, more)
+        columns: _Columns = [(key, None) for key in sorted(stats)]
+        return columns, [StateRow("stats", GLOBAL_WINDOW, tuple(stats[key] for key, _ in columns))]
 
     def _offsets(self, service: str) -> Mapping[str, Mapping[str, Any]]:
         head = self._heads[service]

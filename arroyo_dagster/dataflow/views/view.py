@@ -276,9 +276,9 @@ class Views:
         self._clock = clock
         self._star = star_includes_updated_at
         self._private = private
-        owned = [one for one in dataflow.states if one.form is StateForm.TYPED]
-        self.states = {f"{one.owner}.{one.name}": one for one in owned}
-        owners = sorted({one.owner for one in owned})
+        owned = [state for state in dataflow.states if state.form is StateForm.TYPED]
+        self.states = {f"{state.owner}.{state.name}": state for state in owned}
+        owners = sorted({state.owner for state in owned})
         self._owners = {owner: OwnerJob(store, service_paths(dataflow, owner)) for owner in owners}
         self._readers: dict[tuple[str, bool], SnapshotReader] = {}
         self._views: dict[tuple[str, bool], StateView] = {}
@@ -294,7 +294,7 @@ class Views:
             CheckpointError: the newest epoch of an owner cannot be read (E51).
         """
         heads = {owner: job.newest() for owner, job in self._owners.items()}
-        changed = {one: head.epoch if head else None for one, head in heads.items()} != self.epochs
+        changed = {key: head.epoch if head else None for key, head in heads.items()} != self.epochs
         self._heads = heads
         if changed:
             self._views.clear()
