@@ -314,9 +314,9 @@ class ColumnUpdate:
         for at, window in enumerate(arrived.windows):
             by_window.setdefault(window, []).append(at)
         failed = 0
-        for window, found in by_window.items():
+        for window, indexes in by_window.items():
             enter(window)
-            failed += self._apply(update, arrived, np.array(found), fail)
+            failed += self._apply(update, arrived, np.array(indexes), fail)
         return failed
 
     def _apply(

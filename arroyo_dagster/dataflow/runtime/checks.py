@@ -149,8 +149,8 @@ def _named_function(step: StepDef, folders: Sequence[str]) -> _NamedFunction:
     found = defines(module, name.partition(".")[0], folders)
     if found:
         return _NamedFunction()
-    said = f"there is no module `{module}` here" if found is None else f"`{module}` has no `{name}`"
-    diagnostic = _at(step, "E27", f"function `{step.target}`: {said}")
+    text = f"there is no module `{module}` here" if found is None else f"`{module}` has no `{name}`"
+    diagnostic = _at(step, "E27", f"function `{step.target}`: {text}")
     return _NamedFunction(found is None, (diagnostic,))
 
 

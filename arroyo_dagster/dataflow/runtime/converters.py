@@ -120,8 +120,8 @@ class Converter:
 
         def convert(value: Any) -> Any:
             if not made:
-                found = self._resolved(declared)
-                made.append(as_record if found is None else make(self, found))
+                resolved = self._resolved(declared)
+                made.append(as_record if resolved is None else make(self, resolved))
             return made[0](value)
 
         return convert

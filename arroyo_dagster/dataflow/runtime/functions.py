@@ -137,14 +137,14 @@ def unbound_steps(
 ) -> list[tuple[str, StepDef]]:
     """Return every step, with its service, whose function has no Python body and is not bound."""
     library = Library(dataflow=dataflow, functions=functions, packages=packages)
-    found = []
+    unbound = []
     for service in dataflow.services.values():
         for step in service.steps:
             try:
                 library.plan(service.name, step)
             except UnboundOperatorError:
-                found.append((service.name, step))
-    return found
+                unbound.append((service.name, step))
+    return unbound
 
 
 def unbound_error(functions: Mapping[str, str], also: str = "") -> UnboundOperatorError:
@@ -212,9 +212,9 @@ def load(plan: FunctionPlan, scope: Mapping[str, Any]) -> Function:
 
 def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
     assert plan.source is not None
-    found = inspect_body(plan.source, "python", plan.operator)
-    if found.errors or found.name is None:
-        raise _misfit(plan, "; ".join(message for _, message in found.errors))
+    inspected = inspect_body(plan.source, "python", plan.operator)
+    if inspected.errors or inspected.name is None:
+        raise _misfit(plan, "; ".join(message for _, message in inspected.errors))
     names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
     file = f"<{plan.path}>"
     keep_source(file, plan.source)
@@ -222,7 +222,7 @@ def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
         exec(compile(plan.source, file, "exec", dont_inherit=True), names)
     except Exception as error:
         raise _misfit(plan, f"it cannot be loaded: {type(error).__name__}: {error}") from error
-    body: FunctionBody = names[found.name]
+    body: FunctionBody = names[inspected.name]
     return body
 
 
@@ -231,15 +231,15 @@ def _imported(plan: FunctionPlan) -> FunctionBody:
         return plan.target
     module, _, name = str(plan.target).partition(":")
     try:
-        found: Any = import_named(module)
+        value: Any = import_named(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except Exception as error:
         said = f"{plan.target} cannot be imported: {type(error).__name__}: {error}"
         raise _misfit(plan, said) from error
-    if not callable(found):
+    if not callable(value):
         raise _misfit(plan, f"{plan.target} is no function")
-    return typing.cast(FunctionBody, found)
+    return typing.cast(FunctionBody, value)
 
 
 def _parameters(plan: FunctionPlan, body: FunctionBody) -> list[str]:

@@ -272,14 +272,14 @@ class StatesOperator(ServiceOperator):
     ) -> list[tuple[Any, Any]]:
         self._place.serial += 1
         try:
-            found = step.one(*pair)
-            for _, value in found:
+            results = step.one(*pair)
+            for _, value in results:
                 check_travels(value)
         except Exception as error:
             self._failed(step.name, error, pair[1], arrived, at, partial=step.partial)
             return []
         counts[step.name] = counts.get(step.name, 0) + 1
-        return found
+        return results
 
     def _updated(
         self,

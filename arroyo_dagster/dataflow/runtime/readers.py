@@ -87,23 +87,23 @@ class Readers:
 
         The same object for all records of an epoch, so that its look-up by key is made once.
         """
-        found = self._wholes.get(name)
-        if found is None:
+        contents = self._wholes.get(name)
+        if contents is None:
             view = self._view(name)
             is_row = self._states[name].value_kind is ValueKind.ROW
-            found = self._wholes[name] = view.whole(self.tables() if is_row else Tables(()))
-        return found
+            contents = self._wholes[name] = view.whole(self.tables() if is_row else Tables(()))
+        return contents
 
     def _view(self, name: str) -> StateView:
-        found = self._views.get(name)
-        if found is None:
+        view = self._views.get(name)
+        if view is None:
             state = self._states[name]
             head = self._head(state.owner)
             frame = self._readers[name].at(head)
             now_ms = self._now_ms
-            found = StateView(state, head.epoch if head else None, frame, lambda: now_ms)
-            self._views[name] = found
-        return found
+            view = StateView(state, head.epoch if head else None, frame, lambda: now_ms)
+            self._views[name] = view
+        return view
 
     def _head(self, owner: str) -> Checkpoint | None:
         epoch = self._epochs.get(owner)

@@ -54,8 +54,8 @@ class Record(dict[str, Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         _changing()
-        found = name if name in self else _find(self, name)
-        dict.__setitem__(self, name if found is None else found, as_record(value))
+        member = name if name in self else _find(self, name)
+        dict.__setitem__(self, name if member is None else member, as_record(value))
 
     def __delattr__(self, name: str) -> None:
         del self[name if name in self else _member(self, name)]

@@ -222,9 +222,9 @@ class RecordsOperator(ServiceOperator):
         late = len(records) - failed - len(kept)
         self.metrics.count("window", succeeded=len(kept), dropped_late=late)
         keys = None if records.keys is None else [records.keys[at] for at in kept]
-        found = records.taken(kept, [records.values[at] for at in kept], keys)
-        found.windows = windows
-        return found
+        windowed = records.taken(kept, [records.values[at] for at in kept], keys)
+        windowed.windows = windows
+        return windowed
 
     def _given_times(self, batch: pa.RecordBatch, records: Records) -> list[int]:
         """Return the timestamp of each record; without one, the engine's clock."""
@@ -398,8 +398,8 @@ class KeyAssigner:
             kinds.append(kind)
             kept.append(at)
         self._metrics.count(function.plan.name, succeeded=len(kept))
-        found = records.chosen(kept)
-        return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), found
+        assigned = records.chosen(kept)
+        return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), assigned
 
     def _assigned(self, records: Records, place: Callable[[int], Place]) -> list[Any]:
         def fail(at: int, error: Exception) -> None:
@@ -422,11 +422,11 @@ class KeyAssigner:
         def fail(at: int, error: Exception) -> None:
             self._no_key(error, records, at, place)
 
-        found = call_divided(len(records), call, fail)
-        if len(found) == 1 and found[0][:2] == (0, len(records)):
-            return found[0][2]
+        results = call_divided(len(records), call, fail)
+        if len(results) == 1 and results[0][:2] == (0, len(records)):
+            return results[0][2]
         keys = no_results(len(records))
-        for start, stop, series in found:
+        for start, stop, series in results:
             keys[start:stop] = series.to_list()
         return keys
 
@@ -461,8 +461,8 @@ _EVERY: dict[int, list[str]] = {}
 
 def keys_of_every_subtask(parallelism: int) -> list[str]:
     """Return one key per subtask that is routed to it, so that a message reaches all of them."""
-    found = _EVERY.get(parallelism)
-    if found is None:
+    keys = _EVERY.get(parallelism)
+    if keys is None:
         known: dict[int, str] = {}
         tried = 0
         while len(known) < parallelism:
@@ -472,8 +472,8 @@ def keys_of_every_subtask(parallelism: int) -> list[str]:
             subtasks = subtasks_for_hashes(hashes, parallelism)
             for name, subtask in zip(names, subtasks.tolist(), strict=True):
                 known.setdefault(subtask, name)
-        found = _EVERY[parallelism] = [known[subtask] for subtask in range(parallelism)]
-    return found
+        keys = _EVERY[parallelism] = [known[subtask] for subtask in range(parallelism)]
+    return keys
 
 
 def watermark_rows(
@@ -652,13 +652,13 @@ class _SourceDecoder:
         keys = column(batch, "key")
         if keys.null_count == batch.num_rows:
             return None
-        found: list[Any] = []
+        decoded: list[Any] = []
         for key in keys.to_pylist():
             try:
-                found.append(None if key is None else self._read_key(key))
+                decoded.append(None if key is None else self._read_key(key))
             except ValueError:
-                found.append(key)  # a key that does not decode stays bytes
-        return found
+                decoded.append(key)  # a key that does not decode stays bytes
+        return decoded
 
 
 def _refusing_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -700,10 +700,10 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
     if records.windows is None:
         return records, None
     repeated = [at for at, windows in enumerate(records.windows) for _ in windows]
-    found = Records(
+    repeated_records = Records(
         [records.values[at] for at in repeated],
         [records.at[at] for at in repeated],
         None,
         [(window,) for windows in records.windows for window in windows],
     )
-    return found, pa.array(repeated, pa.int64())
+    return repeated_records, pa.array(repeated, pa.int64())

@@ -66,18 +66,18 @@ class DeliverOperator(ServiceOperator):
     ) -> list[tuple[int, bytes | None, bytes]]:
         """Return for each record its index in the batch, and its key and value as bytes."""
         name = f"sink {self._topic.name}"
-        found: list[tuple[int, bytes | None, bytes]] = []
+        rows: list[tuple[int, bytes | None, bytes]] = []
         for at, value in enumerate(records.values):
             key: Any = None if records.keys is None else records.keys[at]
             try:
                 written = None if key is None else self._write_key(key)
-                found.append((records.at[at], written, self._write(value)))
+                rows.append((records.at[at], written, self._write(value)))
             except Exception as error:
                 self.failures.note(
                     name, error, value, place(records.at[at]), topic=True, partial=self._partial
                 )
-        self.metrics.count(name, succeeded=len(found))
-        return found
+        self.metrics.count(name, succeeded=len(rows))
+        return rows
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Write the metrics of the epoch."""

@@ -517,12 +517,12 @@ def _general(
         if enter is not None and records.windows is not None:
             enter(records.windows[at])
         try:
-            found = step.one(key, value)
+            results = step.one(key, value)
         except Exception as error:
             failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
             failed += 1
             continue
-        for new_key, new_value in found:
+        for new_key, new_value in results:
             kept.append(at)
             values.append(new_value)
             keys.append(new_key)

@@ -226,11 +226,11 @@ def read_bindings(path: str | Path) -> BindingsText:
         raise InputError(f"the bindings file cannot be read ({error})", path=str(file)) from error
     diagnostics = Diagnostics()
     root = read_tree(text, diagnostics)
-    found = (
+    bindings = (
         _BindingsReader(diagnostics, file.parent).read(root) if root is not None else BindingsText()
     )
     diagnostics.raise_if_any("bindings", str(file))
-    return found
+    return bindings
 
 
 _SECTIONS = ("sources", "sinks", "functions", "env")
@@ -260,7 +260,7 @@ class _BindingsReader:
         self._mistakes.add(node.diagnostic_at("E04", message))
 
     def _topics(self, node: Node | None, role: str) -> dict[str, TopicBinding]:
-        found: dict[str, TopicBinding] = {}
+        bindings: dict[str, TopicBinding] = {}
         for topic, place in (node.members if node else {}).items():
             try:
                 binding = self._topic(role, topic, place)
@@ -268,8 +268,8 @@ class _BindingsReader:
                 self._wrong(place, error.message)
             else:
                 if binding is not None:
-                    found[topic] = self._relative(binding)
-        return found
+                    bindings[topic] = self._relative(binding)
+        return bindings
 
     def _topic(self, role: str, topic: str, node: Node) -> TopicBinding | None:
         if node.text is not None:
@@ -302,10 +302,10 @@ class _BindingsReader:
         )
 
     def _texts(self, node: Node | None, expected: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name, place in (node.members if node else {}).items():
             if place.text is None or (":" in expected and ":" not in place.text):
                 self._wrong(place, f"expected {expected}, found {place.kind}")
             else:
-                found[name] = place.text
-        return found
+                texts[name] = place.text
+        return texts

@@ -80,12 +80,12 @@ class Shape:
         if self.fields is None:
             return {"value": value.decode(errors="replace")}
         try:
-            found = parse_json(value)
+            document = parse_json(value)
         except ValueError as error:
             raise FormatError(f"a value is not valid JSON ({error})", value=value[:200]) from error
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise FormatError("a value is not an object", value=value[:200])
-        return {name: found.get(name) for name in self.fields}
+        return {name: document.get(name) for name in self.fields}
 
 
 def shape_of(
@@ -192,8 +192,8 @@ class CsvLines:
 
     def rows(self, values: Iterable[bytes]) -> bytes:
         """Return values as lines. Errors as in `Shape.row`."""
-        found = (self.shape.row(value) for value in values)
-        return self._lines([[_cell(row[name]) for name in self.columns] for row in found])
+        rows = (self.shape.row(value) for value in values)
+        return self._lines([[_cell(row[name]) for name in self.columns] for row in rows])
 
     @staticmethod
     def _lines(rows: Iterable[Sequence[str]]) -> bytes:

@@ -159,11 +159,11 @@ class Lines:
                 min(BLOCK_BYTES, entry.size_bytes - end - len(data)),
             )
             data += block
-            found, size = self._records(data, room - count)
-            count, end, data = count + found, end + size, data[size:]
+            added, size = self._records(data, room - count)
+            count, end, data = count + added, end + size, data[size:]
             if not block:
                 return (end + len(data), count + 1) if final and data else (end, count)
-            if len(data) > LONGEST_BYTES and not found:
+            if len(data) > LONGEST_BYTES and not added:
                 raise too_long(folder, entry.name, end)
         return end, count
 
@@ -200,22 +200,22 @@ class Lines:
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Return positions at which to split; none for CSV, since a line end can be quoted."""
         step = max(MIN_SPLIT_BYTES, -(-(end - start) // MAX_SPLITS))
-        found: list[int] = []
+        cuts: list[int] = []
         at = start + step
         while at < end and not self._quoted:
             at = self._behind_line(folder, name, at - 1, end)
             if at < end:
-                found.append(at)
+                cuts.append(at)
             at += step
-        return found
+        return cuts
 
     def _behind_line(self, folder: Folder, name: str, at: int, end: int) -> int:
         """Return the position after the first line end at or after `at`; `end` if there is none."""
         while at < end:
             block = folder.read(name, at, min(_PROBE_BYTES, end - at))
-            found = block.find(b"\n")
-            if found >= 0:
-                return at + found + 1
+            newline = block.find(b"\n")
+            if newline >= 0:
+                return at + newline + 1
             if not block:
                 break
             at += len(block)

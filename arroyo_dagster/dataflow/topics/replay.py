@@ -79,19 +79,19 @@ class LetterSource(SegmentSource):
         for letter in self.letters(partition):
             if letter.record is None:
                 continue
-            found = Found(letter.offset, letter.record, letter.key, letter.time_ms)
+            record = Found(letter.offset, letter.record, letter.key, letter.time_ms)
             name = {} if letter.file is None else {FILE_METADATA: letter.file.encode()}
-            for batch in record_batches([found], letter.partition):
+            for batch in record_batches([record], letter.partition):
                 yield batch.replace_schema_metadata(name)
 
     def waiting(self, offset: Offset) -> list[Letter]:
         """Return the letters after an offset."""
-        found: list[Letter] = []
+        letters: list[Letter] = []
         while (end := self.latest_offset(offset)) != offset:
             for split in self.partitions(offset, end):
-                found += self.letters(split)
+                letters += self.letters(split)
             offset = end
-        return found
+        return letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +129,12 @@ def plan_replay(
         raise InputError(
             f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
         )
-    found: list[ServiceReplay] = []
+    replays: list[ServiceReplay] = []
     for name in service_order(dataflow):
         head = OwnerJob(store, service_paths(dataflow, name)).newest()
         if head is not None and service in (None, name):
-            found.append(_service_replay(dataflow, store, name, head, partial))
-    return found
+            replays.append(_service_replay(dataflow, store, name, head, partial))
+    return replays
 
 
 def _service_replay(

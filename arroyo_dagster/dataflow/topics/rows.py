@@ -83,10 +83,10 @@ class ParquetRows:
             if self.raw and _is_text(rows):
                 yield text_batch(rows.column(0).combine_chunks(), number, first)
                 continue
-            found = (
+            records = (
                 Found(at, self.encode(row)) for at, row in enumerate(plain_rows(rows), start=first)
             )
-            yield from record_batches(found, number)
+            yield from record_batches(records, number)
 
     def _tables(
         self, folder: Folder, name: str, start: int, end: int

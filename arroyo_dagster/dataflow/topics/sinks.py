@@ -177,8 +177,8 @@ class BothSinks(Sink):
 
     def tables(self) -> Sequence[TableConfig]:
         """Return the tables of both sinks, without duplicates."""
-        found = {config.table: config for sink in self._sinks for config in sink.tables()}
-        return list(found.values())
+        tables = {config.table: config for sink in self._sinks for config in sink.tables()}
+        return list(tables.values())
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Start both."""

@@ -336,12 +336,12 @@ class _Wiring:
 
 def services_by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
     """Return the services that read (`ends` = `sources`) or write (`sinks`) each topic."""
-    found: dict[str, list[str]] = {}
+    services: dict[str, list[str]] = {}
     for service in dataflow.services.values():
         for end in service.sources if ends == "sources" else service.sinks:
-            if end.id is not None and service.name not in found.setdefault(end.id, []):
-                found[end.id].append(service.name)
-    return found
+            if end.id is not None and service.name not in services.setdefault(end.id, []):
+                services[end.id].append(service.name)
+    return services
 
 
 def _number(binding: TopicBinding) -> float:

@@ -128,9 +128,9 @@ class Frame:
         at = self._lookup.find(key)
         if at is None:
             return None
-        found = self._frame.row(at, named=True)
-        del found[KEY]
-        return found
+        row = self._frame.row(at, named=True)
+        del row[KEY]
+        return row
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str | int) and self._lookup.find(key) is not None
@@ -151,8 +151,8 @@ class Frame:
         frame = self._frame.sort(KEY) if KEY in self._frame.columns else self._frame
         known = self._tables.by_name.get(self._name)
         table = StateTable(self._name, frame, known.aliases if known else ())
-        found = self._tables.with_table(table, "self").sql(text, params)
-        return Frame(found, self._tables, self._name)
+        answer = self._tables.with_table(table, "self").sql(text, params)
+        return Frame(answer, self._tables, self._name)
 
     def select(self, columns: str | Sequence[str]) -> Frame:
         """Return some of the columns, in the given order."""
@@ -331,10 +331,10 @@ class Rows:
         if name not in self._columns:
             self._load(name)
         series = self._frame[name]
-        found = _type_name(series)
-        if found not in types and series.dtype != pl.Null:
+        type_name = _type_name(series)
+        if type_name not in types and series.dtype != pl.Null:
             raise access_error(
-                "E45", f"rows.{getter}: column `{name}` is of type {found}", column=name
+                "E45", f"rows.{getter}: column `{name}` is of type {type_name}", column=name
             )
         value = self._columns[name][self._at]
         if value is None and default is _MISSING:

@@ -77,8 +77,8 @@ class Tables:
     @cached_property
     def by_name(self) -> dict[str, StateTable]:
         """Every table by its name and its aliases; names take precedence over aliases."""
-        found = {alias: table for table in self.tables for alias in table.aliases}
-        return found | {table.name: table for table in self.tables}
+        by_alias = {alias: table for table in self.tables for alias in table.aliases}
+        return by_alias | {table.name: table for table in self.tables}
 
     def with_table(self, table: StateTable, *also: str) -> Tables:
         """Return these tables and one more, which replaces a table of the same name.

@@ -74,11 +74,11 @@ def _blocks(values: pa.Array) -> pa.BinaryArray:
 def _row(value: bytes) -> bytes:
     if not value:
         return _EMPTY
-    found = [_NON_EMPTY]
+    blocks = [_NON_EMPTY]
     at = 0
     while at < len(value):
         size = _SMALL if at < _SMALL * _SMALL_BLOCKS else _LARGE
         block = value[at : at + size]
         at += size
-        found += [block.ljust(size, b"\0"), _MORE if at < len(value) else bytes([len(block)])]
-    return b"".join(found)
+        blocks += [block.ljust(size, b"\0"), _MORE if at < len(value) else bytes([len(block)])]
+    return b"".join(blocks)

@@ -180,10 +180,10 @@ def value_from_json(kind: type[T], document: Any) -> T:
         FormatError: a field is missing, unknown, or not of its type.
     """
     try:
-        found: T = _reader(kind)(document)
+        value: T = _reader(kind)(document)
     except _Wrong as error:
         raise FormatError(f"not a {kind.__name__}: {error}") from error
-    return found
+    return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -331,13 +331,13 @@ def _listed(kind: Any, document: Any) -> Any:
 def _mapping(key: _Read, value: _Read, document: Any) -> dict[Any, Any]:
     if not isinstance(document, Mapping):
         raise _Wrong("an object", document)
-    found = {}
+    entries = {}
     for name, item in document.items():
         try:
-            found[key(name)] = value(item)
+            entries[key(name)] = value(item)
         except _Wrong as error:
             raise error.below(f"[{shortened(name)}]") from None
-    return found
+    return entries
 
 
 def _enum(kind: type[enum.Enum], document: Any) -> Any:

@@ -67,8 +67,8 @@ def value_codes(values: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> 
         _mixed(_hashed(values.slice(start, _BLOCK_ROWS)))
         for start in range(0, len(values), _BLOCK_ROWS)
     ]
-    found = np.concatenate([np.zeros(0, np.uint64), *blocks])
-    return found if rows is None else found[rows]
+    codes = np.concatenate([np.zeros(0, np.uint64), *blocks])
+    return codes if rows is None else codes[rows]
 
 
 def combined_codes(columns: Sequence[_Hashes]) -> _Hashes:
@@ -261,19 +261,19 @@ def _of_words(
     at = 0
     while True:
         if rows is None and (more := lengths > at).all():
-            found, of_them, left = hashes, starts, lengths
+            longer_hashes, of_them, left = hashes, starts, lengths
         else:
             rows = np.flatnonzero(more) if rows is None else rows[lengths[rows] > at]
-            found, of_them, left = hashes[rows], starts[rows], lengths[rows]
-        if not len(found):
+            longer_hashes, of_them, left = hashes[rows], starts[rows], lengths[rows]
+        if not len(longer_hashes):
             return _spread(hashes)
         word = words[of_them + at]
         if int(left.min()) < at + _WORD:
             word &= _MASKS[np.minimum(left - at, _WORD)]
-        found *= _STEP
-        found += _spread(word)
+        longer_hashes *= _STEP
+        longer_hashes += _spread(word)
         if rows is not None:
-            hashes[rows] = found
+            hashes[rows] = longer_hashes
         at += _WORD
 
 

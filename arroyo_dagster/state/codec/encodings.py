@@ -118,10 +118,10 @@ def _by_path(paths: Sequence[str], chosen: Sequence[LeafEncoding]) -> dict[str, 
     """
     if len(paths) != len(chosen):  # a type that is stored in other Parquet columns than expected
         return dict.fromkeys(paths, _PLAIN)
-    found: dict[str, LeafEncoding] = {}
+    by_path: dict[str, LeafEncoding] = {}
     for path, leaf in zip(paths, chosen, strict=True):
-        found[path] = leaf if found.get(path, leaf) == leaf else _PLAIN
-    return found
+        by_path[path] = leaf if by_path.get(path, leaf) == leaf else _PLAIN
+    return by_path
 
 
 def _leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:

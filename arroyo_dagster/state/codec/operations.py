@@ -143,10 +143,10 @@ def _kinds(operations: pa.Array) -> npt.NDArray[np.uint8]:
     if plain.null_count or empty.any():
         raise FormatError("a row has no operation")
     raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    found: npt.NDArray[np.uint8] = raw[starts]
-    if (found > max(OperationKind)).any():
-        raise FormatError("not an operation on a row", operation=int(found.max()))
-    return found
+    kinds: npt.NDArray[np.uint8] = raw[starts]
+    if (kinds > max(OperationKind)).any():
+        raise FormatError("not an operation on a row", operation=int(kinds.max()))
+    return kinds
 
 
 def delete_keys_of(fields: Sequence[pa.Field], columns: Sequence[Any]) -> pa.BinaryArray:

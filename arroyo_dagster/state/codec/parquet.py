@@ -146,18 +146,18 @@ class RowsEncoder:
         return writer
 
     def _form(self, rows: pa.Table, row_group_rows: int) -> dict[str, object]:
-        found = _encodings(rows)
+        form = _encodings(rows)
         if self._sorted_by is not None and _is_flat(self._schema, self._sorted_by):
-            found["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
+            form["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
         if self._bloom_filter is not None:
             name = self._schema.field(self._bloom_filter).name
-            found["bloom_filter_options"] = {
+            form["bloom_filter_options"] = {
                 name: {
                     "ndv": max(1, min(rows.num_rows, row_group_rows)),
                     "fpp": 0.01,
                 }
             }
-        return found
+        return form
 
 
 def _is_flat(schema: pa.Schema, place: int) -> bool:

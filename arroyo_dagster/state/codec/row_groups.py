@@ -226,12 +226,12 @@ class DataFile:
                 next_step="keep the object; restore an epoch that does not list it",
             )
         places = [wanted.index(column) for column in columns]
-        found = [rows.column(at) for at in places]
+        columns_in_order = [rows.column(at) for at in places]
         fields = [
             self.schema.field(column).with_type(values.type)
-            for column, values in zip(columns, found, strict=True)
+            for column, values in zip(columns, columns_in_order, strict=True)
         ]
-        return pa.Table.from_arrays(found, schema=pa.schema(fields))
+        return pa.Table.from_arrays(columns_in_order, schema=pa.schema(fields))
 
     def stream(self, batch_rows: int, *, dictionaries: Collection[int] = ()) -> Iterator[pa.Table]:
         """Yield all rows in order, `batch_rows` at a time, with little more of the file in memory.
@@ -384,10 +384,10 @@ class _ColumnLimits:
 
         def limit(end: str) -> Callable[[int], int]:
             def of_group(group: int) -> int:
-                found = getattr(self._of([group])[0], end)
-                if not isinstance(found, int):
+                value = getattr(self._of([group])[0], end)
+                if not isinstance(value, int):
                     raise FormatError("a sorted column has no statistics", path=self.path)
-                return found
+                return value
 
             return of_group
 
@@ -405,11 +405,11 @@ class _ColumnLimits:
         return [known[leaf, group] for group in groups]
 
     def _read(self, group: int) -> ValueLimits:
-        found = self.footer.metadata.row_group(group).column(self.leaf).statistics
-        if found is None or not found.has_min_max:
+        statistics = self.footer.metadata.row_group(group).column(self.leaf).statistics
+        if statistics is None or not statistics.has_min_max:
             return ValueLimits(None, None, has_nulls=True)
-        has_nulls = not found.has_null_count or found.null_count > 0
-        least, most = found.min_raw, found.max_raw
+        has_nulls = not statistics.has_null_count or statistics.null_count > 0
+        least, most = statistics.min_raw, statistics.max_raw
         if pa.types.is_unsigned_integer(self.kind) and isinstance(least, int):
             # Statistics store an unsigned number as a signed one with the same bits.
             bits = (1 << self.kind.bit_width) - 1

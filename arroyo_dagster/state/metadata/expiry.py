@@ -193,14 +193,14 @@ class JobExpiry:
         path = paths.legacy_metadata(epoch)
         head = self._objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [paths.operator_metadata(name, epoch) for name in head.operators]
-        found = concurrently(lambda name: self._objects.optional(name, operator_references), names)
-        return legacy_root(paths, head, dict(zip(head.operators, found, strict=True)))
+        refs = concurrently(lambda name: self._objects.optional(name, operator_references), names)
+        return legacy_root(paths, head, dict(zip(head.operators, refs, strict=True)))
 
     def _protocol_epoch(self, epoch: Epoch) -> EpochRoot:
         ref = self._objects.epoch_record(epoch).checkpoint_ref
-        found = self._objects.read(ref, manifest_references)
-        check_inside_job(self._paths, epoch, found)
-        return epoch_root(self._paths, ref, found, CheckpointState.READY)
+        manifest = self._objects.read(ref, manifest_references)
+        check_inside_job(self._paths, epoch, manifest)
+        return epoch_root(self._paths, ref, manifest, CheckpointState.READY)
 
     def _unreadable(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
         paths = self._paths
@@ -237,14 +237,14 @@ class JobExpiry:
 
     def _without_record(self, ref: StatePath) -> EpochRoot | None:
         try:
-            found = self._objects.optional(ref, manifest_references)
+            manifest = self._objects.optional(ref, manifest_references)
         except FormatError:
             return None  # the chain ends at a manifest that does not decode
-        if found is None:
+        if manifest is None:
             return None
-        gone = (self._paths.epoch_record(found.epoch),)
+        gone = (self._paths.epoch_record(manifest.epoch),)
         state = CheckpointState.PARTIALLY_COLLECTED
-        return epoch_root(self._paths, ref, found, state, gone=gone)
+        return epoch_root(self._paths, ref, manifest, state, gone=gone)
 
     # ---- executing -------------------------------------------------------------------------------
 
@@ -302,8 +302,8 @@ def _restored(found: _Found) -> dict[Epoch, Epoch]:
 def _batches(paths: JobPaths, plan: ExpirePlan) -> Iterator[list[StatePath]]:
     """Yield the objects of each delete request, in order."""
     for step in (plan.data, plan.records):
-        found = list(dict.fromkeys(step.paths))
-        yield from (found[at : at + DELETE_BATCH] for at in range(0, len(found), DELETE_BATCH))
+        files = list(dict.fromkeys(step.paths))
+        yield from (files[i : i + DELETE_BATCH] for i in range(0, len(files), DELETE_BATCH))
     yield from in_safe_groups(paths, plan.metadata.paths)
 
 

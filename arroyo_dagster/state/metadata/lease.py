@@ -198,10 +198,10 @@ class Leased(Wrapper):
 def _has_ended(store: ObjectStore, held: Lease) -> bool:
     """Whether the holder has released its lease, or the object is no longer its own."""
     try:
-        found = decode_json(store.read(held.path), held.path)
+        record = decode_json(store.read(held.path), held.path)
     except NotFoundError:
         return True
-    return found.get("nonce") != held.nonce or found.get("expires_at_micros") == 0
+    return record.get("nonce") != held.nonce or record.get("expires_at_micros") == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,10 +452,10 @@ def last_released_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord
     Raises:
         FormatError: it does not decode.
     """
-    found = newest_lease(store, directory)
-    if found is not None and not found.released:
-        found = read_record(store, _path_of(directory, found.token - 1))
-    return found if found is not None and found.released else None
+    record = newest_lease(store, directory)
+    if record is not None and not record.released:
+        record = read_record(store, _path_of(directory, record.token - 1))
+    return record if record is not None and record.released else None
 
 
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
@@ -463,8 +463,8 @@ def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
         listed = store.list_dir(directory).objects
     except NotFoundError:
         return []  # nothing was ever written below the URL
-    found = (parse_numbered(info.path.name, 10) for info in listed)
-    return sorted(token for token in found if token is not None)
+    tokens = (parse_numbered(info.path.name, 10) for info in listed)
+    return sorted(token for token in tokens if token is not None)
 
 
 def _named_token(store: ObjectStore, directory: StatePath) -> int:
@@ -544,10 +544,10 @@ def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
 def _was_created(store: ObjectStore, mine: Lease) -> bool:
     """Whether the object of a lease exists after a create request without an answer."""
     try:
-        found = read_record(store, mine.path)
+        record = read_record(store, mine.path)
     except FormatError:
         return False
-    return found is not None and found.nonce == mine.nonce
+    return record is not None and record.nonce == mine.nonce
 
 
 def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:

@@ -142,18 +142,18 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
 
 def _named(paths: JobPaths, pins: JobPins) -> dict[StatePath, Decode]:
     """Return the records that the pins name: an incomplete listing hides none of them."""
-    found: dict[StatePath, Decode] = {
+    named: dict[StatePath, Decode] = {
         paths.quarantine_index(name): functools.partial(decode_quarantined, name=name)
         for name in pins.quarantines
     }
-    found |= {paths.rewrites / name: decode_rewrite_record for name in pins.rewrites}
-    return found | {paths.compactions / name: decode_compaction_record for name in pins.compactions}
+    named |= {paths.rewrites / name: decode_rewrite_record for name in pins.rewrites}
+    return named | {paths.compactions / name: decode_compaction_record for name in pins.compactions}
 
 
 def _read(
     store: ObjectStore, paths: JobPaths, found: OwnRecords, wanted: Mapping[StatePath, Decode]
 ) -> None:
-    read = concurrently(lambda one: _decoded(store, paths, *one), wanted.items())
+    read = concurrently(lambda entry: _decoded(store, paths, *entry), wanted.items())
     for path, record in zip(wanted, read, strict=True):
         _note(found, path, record)
 

@@ -104,14 +104,14 @@ class BackendReader(EpochFinder):
             FormatError: an object of the epoch does not decode.
         """
         if self.paths.layout is Layout.PROTOCOL:
-            found, gone = self.load_checkpoint_metadata(epoch), []
+            checkpoint, gone = self.load_checkpoint_metadata(epoch), []
         else:
             head, operators = self._legacy_objects(epoch, whole=False)
             gone = [path for path, operator in operators.items() if operator is None]
-            found = self._as_legacy(head, operators.values())
-        if found.state is CheckpointState.COMMITTING:
-            gone.append(self._marker_of(found))
-        return found, tuple(gone)
+            checkpoint = self._as_legacy(head, operators.values())
+        if checkpoint.state is CheckpointState.COMMITTING:
+            gone.append(self._marker_of(checkpoint))
+        return checkpoint, tuple(gone)
 
     def _marker_of(self, checkpoint: Checkpoint) -> StatePath:
         if self.paths.layout is Layout.LEGACY:
@@ -167,8 +167,8 @@ class BackendReader(EpochFinder):
         head = self.objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
         read = self.objects.read if whole else self.objects.optional
-        found = concurrently(lambda name: read(name, metadata.decode_operator), names)
-        return head, dict(zip(names, found, strict=True))
+        operators = concurrently(lambda name: read(name, metadata.decode_operator), names)
+        return head, dict(zip(names, operators, strict=True))
 
     def _as_legacy(
         self, head: LegacyCheckpoint, parts: Iterable[OperatorCheckpoint | None]

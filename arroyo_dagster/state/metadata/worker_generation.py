@@ -207,22 +207,22 @@ class GenerationWriter:
         reader, now = self._reader, self._clock()
         facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
-            found = recovery.resolve_with(
+            decision = recovery.resolve_with(
                 reader.objects.fact, reader.paths, self.taken, facts, now_micros=now
             )
-            if not isinstance(found, recovery.Claim):
-                return found
+            if not isinstance(decision, recovery.Claim):
+                return decision
             check_own(
                 reader.paths,
-                f"the epoch to continue from, {found.record.epoch},",
-                [found.record.checkpoint_ref],
+                f"the epoch to continue from, {decision.record.epoch},",
+                [decision.record.checkpoint_ref],
                 next_step="run the job under the name that its metadata contains; a copy keeps "
                 "that name below a URL of its own. Nothing was published",
             )
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
-            create_once(reader.store, found.record_path, encode(found.record))
-            del facts[found.record_path]
+            create_once(reader.store, decision.record_path, encode(decision.record))
+            del facts[decision.record_path]
 
 
 def create_once(store: ObjectStore, path: StatePath, data: bytes) -> None:

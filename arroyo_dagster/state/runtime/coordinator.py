@@ -284,11 +284,11 @@ class JobRun:
     ) -> None:
         if self._check is None:
             return
-        found: dict[OperatorId, list[Any]] = {}
+        by_operator: dict[OperatorId, list[Any]] = {}
         for operator, report in reports:
             if report.epoch_report is not None:
-                found.setdefault(operator, []).append(report.epoch_report)
-        self._check(plan.then_stop, found)
+                by_operator.setdefault(operator, []).append(report.epoch_report)
+        self._check(plan.then_stop, by_operator)
 
     def _operators(
         self,

@@ -68,9 +68,9 @@ class StartChecks:
         """Return the error of an unrestorable newest epoch, with the command to roll back."""
         command = f"arroyo-state rollback {self.pipeline.paths.root}"
         step = f"restore the object, or go back to an older epoch: `{command}` lists them"
-        found = type(error)(error.message, next_step=step, retryable=error.retryable)
-        found.facts = error.facts
-        return found
+        damage = type(error)(error.message, next_step=step, retryable=error.retryable)
+        damage.facts = error.facts
+        return damage
 
     def _check_layout(self) -> None:
         other = self.pipeline.other_layout

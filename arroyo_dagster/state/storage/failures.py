@@ -257,9 +257,9 @@ def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
             if isinstance(status, int) and 100 <= status < 600:
                 code = getattr(error, "error_code", None)
                 return status, str(code) if code else None
-        found, coded = _STATUS.search(str(error)), _CODE.search(str(error))
-        if found or coded:
-            status = int(found[1]) if found else None
+        numbered, coded = _STATUS.search(str(error)), _CODE.search(str(error))
+        if numbered or coded:
+            status = int(numbered[1]) if numbered else None
             return status, (coded[1] or coded[2]) if coded else None
         error = error.__cause__
     return None, None

@@ -61,10 +61,10 @@ class Wrapper:
 
     def open_input(self, path: StatePath) -> BinaryIO:
         """Open the object for random access; each of its reads is a `read_range` of this store."""
-        found = self.head(path)
-        if found is None:
+        info = self.head(path)
+        if info is None:
             raise NotFoundError("there is no such object", url=self.url, path=path)
-        return open_by_ranges(self, path, found.size_bytes)
+        return open_by_ranges(self, path, info.size_bytes)
 
     def put(self, path: StatePath, data: bytes) -> None:
         """Write the object and replace an older one; see `ObjectStore.put`."""
@@ -180,10 +180,10 @@ class Overlaid(Wrapper):
 
     def head(self, path: StatePath) -> ObjectInfo | None:
         """Describe the object; see `ObjectStore.head`."""
-        found = self.inner.head(path)
-        if found is None or path not in self._objects:
-            return found
-        return replace(found, size_bytes=len(self._objects[path]), etag=None)
+        info = self.inner.head(path)
+        if info is None or path not in self._objects:
+            return info
+        return replace(info, size_bytes=len(self._objects[path]), etag=None)
 
     def open_input(self, path: StatePath) -> BinaryIO:
         """Open the object for random access, as the wrapped store does."""
@@ -252,9 +252,9 @@ class Extended(Scratch):
         )
 
     def _info(self, path: StatePath) -> ObjectInfo:
-        found = self.head(path)
-        assert found is not None
-        return found
+        info = self.head(path)
+        assert info is not None
+        return info
 
 
 class Counting(Wrapper):

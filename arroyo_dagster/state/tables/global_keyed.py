@@ -385,8 +385,8 @@ class GlobalKeyedView(Generic[K, V]):
             InputError: keys or values are not of the table's types, or cannot be combined; nothing
                 changed.
         """
-        found, given = aggregated(keys, values, how, self._name)
-        names: list[Any] = found.to_pylist()
+        merged_keys, given = aggregated(keys, values, how, self._name)
+        names: list[Any] = merged_keys.to_pylist()
         both = combine(how)
         changed: dict[K, V] = {}
         for key, old, new in zip(names, self.get_many(names), given, strict=True):

@@ -195,16 +195,16 @@ def _live_keys(store: ObjectStore, files: Sequence[StatePath]) -> _LiveKeys:
 def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tuple[int, bytes]]:
     """Read the values of some rows of a file, in ascending order, each with its state version."""
     file = open_keyed_file(store, path)
-    found: list[bytes] = []
+    values: list[bytes] = []
     before = 0
     with closing(file.data):
         for part in file.seconds():
             here = rows[(rows >= before) & (rows < before + len(part))] - before
-            found += part.take(pa.array(here)).to_pylist()
+            values += part.take(pa.array(here)).to_pylist()
             before += len(part)
-            if len(found) == len(rows):
+            if len(values) == len(rows):
                 break
-    return [(file.version, value) for value in found]
+    return [(file.version, value) for value in values]
 
 
 def _last_rows(keys: pa.ChunkedArray) -> EntryPlaces:

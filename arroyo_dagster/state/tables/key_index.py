@@ -37,14 +37,14 @@ def hashes_of(columns: Sequence[Column]) -> Hashes:
     """Return a hash of each row; rows that are equal in all columns have the same hash."""
     import polars as pl  # takes a tenth of a second, which commands without such a table avoid
 
-    found: Hashes | None = None
+    hashes: Hashes | None = None
     for column in columns:
         series = pl.from_arrow(column)
         assert isinstance(series, pl.Series)
         mine = series.hash().to_numpy()
-        found = mine if found is None else found * _MIX + mine
-    assert found is not None
-    return found
+        hashes = mine if hashes is None else hashes * _MIX + mine
+    assert hashes is not None
+    return hashes
 
 
 class KeySet:
@@ -66,13 +66,13 @@ class KeySet:
     def contains(self, columns: Sequence[Column]) -> npt.NDArray[np.bool_]:
         """Return which rows may have a key of the set; false only for those that have none."""
         hashes = hashes_of(columns)
-        found = self._begins[self._first(hashes)]
-        near = np.flatnonzero(found)
+        mask = self._begins[self._first(hashes)]
+        near = np.flatnonzero(mask)
         if len(near):
             wanted = hashes[near]
             at = np.searchsorted(self._hashes, wanted)
-            found[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == wanted
-        return found
+            mask[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == wanted
+        return mask
 
     @staticmethod
     def _first(hashes: Hashes) -> Hashes:
@@ -113,9 +113,9 @@ class KeyIndex:
     def find(self, wanted: Sequence[Column]) -> RowPlaces:
         """Return the current row of each key; -1 where there is none."""
         words, rows = self._words, len(wanted[0])
-        found = np.full(rows, -1, np.int64)
+        current = np.full(rows, -1, np.int64)
         if not len(words) or not rows:
-            return found
+            return current
         hashes = self._cut(hashes_of(wanted))
         at = np.searchsorted(words, hashes)
         left = np.arange(rows)
@@ -125,12 +125,12 @@ class KeyIndex:
             at, left = at[same_hash], left[same_hash]
             places = self._row_of(words[at])
             same = self._equal(places, [column.take(pa.array(left)) for column in wanted])
-            found[left[same]] = places[same]
+            current[left[same]] = places[same]
             # Another key has the same hash: the wanted one may follow it.
             at, left = at[~same] + 1, left[~same]
             inside = at < len(words)
             at, left = at[inside], left[inside]
-        return found
+        return current
 
     def _equal(self, places: RowPlaces, wanted: Sequence[Column]) -> npt.NDArray[np.bool_]:
         at = pa.array(places)

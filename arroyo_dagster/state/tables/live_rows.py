@@ -76,12 +76,12 @@ class StoredRows:
     @property
     def deletes(self) -> int:
         """How many of the rows are not inserts."""
-        found = self.operations
-        if pa.types.is_dictionary(found.type):
-            if all(set(chunk.dictionary.to_pylist()) <= {INSERT} for chunk in found.chunks):
+        operations = self.operations
+        if pa.types.is_dictionary(operations.type):
+            if all(set(chunk.dictionary.to_pylist()) <= {INSERT} for chunk in operations.chunks):
                 return 0
-            found = found.cast(found.type.value_type)
-        return int(pc.sum(pc.not_equal(found, INSERT), min_count=0).as_py())
+            operations = operations.cast(operations.type.value_type)
+        return int(pc.sum(pc.not_equal(operations, INSERT), min_count=0).as_py())
 
     @property
     def inserts_only(self) -> bool:
@@ -166,7 +166,7 @@ class LiveRows:
             for operation in part.operations.to_pylist()
         ]
         start = 0
-        for kind, run in itertools.groupby(enumerate(operations), key=lambda one: type(one[1])):
+        for kind, run in itertools.groupby(enumerate(operations), key=lambda item: type(item[1])):
             deletes = [(index, operation) for index, operation in run if operation is not None]
             if not deletes:
                 continue

@@ -72,9 +72,9 @@ class OpenViews:
         self.time_views: dict[TableName, TimeView] = {}
         self.keyed_views: dict[TableName, KeyedView] = {}
         self._definitions = {
-            name: found
+            name: definition
             for name, config in configs.items()
-            if (found := KeyedDefinition.of(config)) is not None
+            if (definition := KeyedDefinition.of(config)) is not None
         }
 
     def global_keyed(

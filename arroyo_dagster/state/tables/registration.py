@@ -25,7 +25,7 @@ def as_stored(
         configs: as the operator registers them; `check_tables` has accepted them.
         restored: the operator at the epoch to continue from.
     """
-    found = dict(configs)
+    stored_configs = dict(configs)
     for name, stored in (restored.configs if restored else {}).items():
         now = configs.get(name)
         before = stored.config
@@ -35,8 +35,8 @@ def as_stored(
             now.config, ExpiringTimeKeyConfig
         ):
             changed = noted(before, now.config, Epoch(restored.epoch + 1))
-            found[name] = replace(now, config=changed)
-    return found
+            stored_configs[name] = replace(now, config=changed)
+    return stored_configs
 
 
 def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:

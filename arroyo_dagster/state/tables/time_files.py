@@ -401,12 +401,12 @@ def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
 
 def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return the number of the record batch of each row, counted over all row groups."""
-    found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    numbers: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     before = 0
     for rows in group_rows:
-        found.append(before + np.arange(rows, dtype=np.int64) // BATCH_ROWS)
+        numbers.append(before + np.arange(rows, dtype=np.int64) // BATCH_ROWS)
         before += -(-rows // BATCH_ROWS)
-    return np.concatenate(found)
+    return np.concatenate(numbers)
 
 
 def write_time_file(

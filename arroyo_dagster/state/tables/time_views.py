@@ -392,22 +392,22 @@ class UncachedKeyValueView(TimeView):
                 next_step="register it with generational=True, or read it with get_all",
             )
         layout = RowLayout.of(self._table.config, self.schema, managed=True)
-        found = Newest(layout, _WAITING_ROWS)
-        found.add(self.schema.empty_table())
+        newest = Newest(layout, _WAITING_ROWS)
+        newest.add(self.schema.empty_table())
 
         def hashed(part: StoredRows) -> tuple[pa.Table, Hashes] | None:
             rows = self._fresh(part.rows, self._table.timestamp_index)
-            return (rows, found.hashes(rows)) if part.inserts_only else None
+            return (rows, newest.hashes(rows)) if part.inserts_only else None
 
         for read in self._table.ahead(
             self._files, self._keys, hashed, cutoff_micros=self._cutoff_micros
         ):
             if read is None:  # rows were deleted: all rows must be loaded to apply that
-                found = Newest(layout)
-                found.add(self._load(range(len(self.schema))))
+                newest = Newest(layout)
+                newest.add(self._load(range(len(self.schema))))
                 break
-            found.add(*read)
-        return found
+            newest.add(*read)
+        return newest
 
     def _fresh(self, rows: pa.Table, time: int) -> pa.Table:
         """Return the rows that are not older than the cutoff; `time`: the index of event time."""

@@ -165,8 +165,8 @@ class _Cursor:
         # A word begins at every byte, so the words overlap: a view, not a copy.
         size = np.dtype(kind).itemsize
         words = np.ndarray((len(self.raw) - size + 1,), kind, self.raw, strides=(1,))
-        found: npt.NDArray[Any] = words[at]
-        return found
+        values: npt.NDArray[Any] = words[at]
+        return values
 
     def some(self, chosen: npt.NDArray[np.bool_]) -> _Cursor:
         return _Cursor(self.raw, self.at[chosen], self.ends[chosen], self.rows[chosen])
@@ -237,9 +237,9 @@ def _number_reader(name: str) -> _Reader:
 
 
 def _read_bools(cursor: _Cursor) -> pa.Array:
-    found = cursor.raw[cursor.move(1)]
-    cursor.check(found <= 1)
-    return pa.array(found.view(np.bool_))
+    bits = cursor.raw[cursor.move(1)]
+    cursor.check(bits <= 1)
+    return pa.array(bits.view(np.bool_))
 
 
 def _time_reader(name: str) -> _Reader:

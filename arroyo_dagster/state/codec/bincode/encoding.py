@@ -105,11 +105,11 @@ def _map_encoder(described: MapOf, in_key: bool) -> Encoder:
         pairs = key_pairs(value) if in_key else value
         if not isinstance(pairs, Mapping):
             raise InputError("expected a dict", found=named_value(value))
-        found = {encode_key(key): encode_value(item) for key, item in pairs.items()}
-        if len(found) != len(pairs):
+        entries = {encode_key(key): encode_value(item) for key, item in pairs.items()}
+        if len(entries) != len(pairs):
             raise InputError("two keys of a map have the same bytes", found=named_value(value))
-        items = sorted(found.items()) if in_key else found.items()
-        return varint(len(found)) + b"".join(map(b"".join, items))
+        items = sorted(entries.items()) if in_key else entries.items()
+        return varint(len(entries)) + b"".join(map(b"".join, items))
 
     return encode_map
 

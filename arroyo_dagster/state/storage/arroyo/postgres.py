@@ -150,8 +150,8 @@ def _program(connection: Connection[Any], pipeline: PipelineId) -> bytes | None:
     if not {"pub_id", "program"} <= there:
         return None
     query = "SELECT program FROM pipelines WHERE pub_id = %s"
-    found = connection.execute(query, (pipeline,)).fetchone()
-    return found[0] if found is not None and isinstance(found[0], bytes) else None
+    row = connection.execute(query, (pipeline,)).fetchone()
+    return row[0] if row is not None and isinstance(row[0], bytes) else None
 
 
 def _plain(value: object) -> object:

@@ -152,10 +152,10 @@ def _pub_id(pipeline: Fields) -> PipelineId:
 
 def _micros(text: object) -> int | None:
     """Convert a text to microseconds since 1970, truncating; None if it has another form."""
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         return None
-    day, clock, part, zone = found.groups()
+    day, clock, part, zone = match.groups()
     try:
         moment = dt.datetime.fromisoformat(f"{day}T{clock}{(zone or '+00:00')}")
     except ValueError:

@@ -118,8 +118,8 @@ def _program(database: sqlite3.Connection, pipeline: PipelineId) -> bytes | None
     if not {"pub_id", "program"} <= there:
         return None
     query = "SELECT program FROM pipelines WHERE pub_id = ?"
-    found = database.execute(query, (pipeline,)).fetchone()
-    return found["program"] if found is not None and isinstance(found["program"], bytes) else None
+    row = database.execute(query, (pipeline,)).fetchone()
+    return row["program"] if row is not None and isinstance(row["program"], bytes) else None
 
 
 def _rows(database: sqlite3.Connection, table: str) -> Iterator[DatabaseRow]:

@@ -39,12 +39,12 @@ def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, An
     region = merged.pop("region", None)
     if "skip_signature" in merged:
         merged["anon"] = is_true(merged.pop("skip_signature"))
-    found = {_S3FS_NAMES.get(name, name): value for name, value in merged.items()}
-    found["config_kwargs"] = _botocore(patience, "endpoint" in merged, found)
+    named = {_S3FS_NAMES.get(name, name): value for name, value in merged.items()}
+    named["config_kwargs"] = _botocore(patience, "endpoint" in merged, named)
     if region:
-        found["client_kwargs"] = {**found.get("client_kwargs", {}), "region_name": region}
-    found.setdefault("session", _session(found.get("profile")))
-    return found
+        named["client_kwargs"] = {**named.get("client_kwargs", {}), "region_name": region}
+    named.setdefault("session", _session(named.get("profile")))
+    return named
 
 
 @functools.cache

@@ -60,15 +60,15 @@ def chunk_of_batch(batch: Any, skip: int) -> ListingChunk:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = pa.record_batch(batch)
-    names = pc.utf8_slice_codeunits(found["path"], skip)
+    columns = pa.record_batch(batch)
+    names = pc.utf8_slice_codeunits(columns["path"], skip)
     plain = pc.all(pc.match_substring_regex(names, _PLAIN)).as_py()
     short = pc.max(pc.binary_length(names)).as_py() or 0
     return ListingChunk(
         names.to_pylist(),
-        found["size"].to_pylist(),
-        found["last_modified"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist(),
-        pc.utf8_trim(found["e_tag"], '"').to_pylist(),
+        columns["size"].to_pylist(),
+        columns["last_modified"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist(),
+        pc.utf8_trim(columns["e_tag"], '"').to_pylist(),
         bool(plain) and short <= _LONGEST,
     )
 

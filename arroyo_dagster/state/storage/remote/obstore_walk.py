@@ -65,14 +65,14 @@ class ListingWalk:
 
     def _batches(self, below: str, after: str, size: int) -> Iterator[Any]:
         try:
-            found = obstore.list(
+            batches = obstore.list(
                 self.remote(),
                 f"{self.base}{below}".rstrip("/") or None,
                 offset=f"{self.base}{after}" if after else None,
                 chunk_size=size,
                 return_arrow=True,
             )
-            yield from found
+            yield from batches
         except (exceptions.InvalidPathError, ValueError):
             raise
         except Exception as error:

@@ -58,20 +58,20 @@ class S3Store(FsspecStore):
     @property
     def filesystem(self) -> Any:
         """The filesystem of s3fs; see `FsspecStore.filesystem`."""
-        found = super().filesystem
-        found.retries = tries_of_s3fs(self._options)
-        return found
+        filesystem = super().filesystem
+        filesystem.retries = tries_of_s3fs(self._options)
+        return filesystem
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Iterate over all objects below a directory; see `ObjectStore.list`."""
         below, after = stored_prefix(prefix), stored_start(start_after)
         empty = True
         for page in self._pages(below, after):
-            for found in page.get("Contents", ()):
+            for info in page.get("Contents", ()):
                 empty = False
                 # Some consoles mark a directory by a key equal to the prefix.
-                if found["Key"] != self._prefix + below:
-                    yield self._listed(found)
+                if info["Key"] != self._prefix + below:
+                    yield self._listed(info)
         if empty:
             self._require_root()
 
@@ -178,14 +178,14 @@ class S3Store(FsspecStore):
         failed: dict[str, str] = {}
         for pause in (*_DELETE_PAUSES_SECONDS, None):
             try:
-                found = self._delete_batch(keys)
+                failures = self._delete_batch(keys)
             except Exception as error:
                 # The client has already retried the whole request several times.
                 return failed | dict.fromkeys(keys, explained(error)[0])
-            again = [key for key, reason in found.items() if not lasts(reason)]
+            again = [key for key, reason in failures.items() if not lasts(reason)]
             if pause is None or not again:
-                return failed | found
-            failed |= {key: found[key] for key in found if key not in again}
+                return failed | failures
+            failed |= {key: failures[key] for key in failures if key not in again}
             keys = again
             time.sleep(pause)
         return failed

@@ -111,23 +111,23 @@ class OwnerChains:
         counts = np.zeros(len(owners), np.int64)
         counts[known] = self._count[owners[known]]
         starts = np.cumsum(counts) - counts
-        found = np.zeros(int(counts.sum()), np.int64)
+        slots = np.zeros(int(counts.sum()), np.int64)
         long = np.flatnonzero(counts > _SHORT_CHAIN)
         links = memoryview(self._next)  # type: ignore[arg-type]
         for place in long.tolist():
-            at, start = int(self._head[owners[place]]), int(starts[place])
+            slot, start = int(self._head[owners[place]]), int(starts[place])
             for offset in range(int(counts[place])):
-                found[start + offset] = at
-                at = links[at]
+                slots[start + offset] = slot
+                slot = links[slot]
         short = np.flatnonzero((counts > 0) & (counts <= _SHORT_CHAIN))
         at_all = self._head[owners[short]]
         step = 0
         while len(short):
-            found[starts[short] + step] = at_all
+            slots[starts[short] + step] = at_all
             step += 1
             more = counts[short] > step
             short, at_all = short[more], self._next[at_all[more]]
-        return found, counts
+        return slots, counts
 
     def next_positions(self, keys: Sequence[pa.Array]) -> Slots:
         """Return the position at which each row is appended; rows of one key follow each other."""
@@ -154,13 +154,13 @@ def _past(gone: Slots, links: _Links, *, jump: bool = True) -> tuple[_Links, npt
     Returns:
         Where each link leads, and which led into `gone` at first.
     """
-    found = links.copy()
-    places = np.minimum(np.searchsorted(gone, found), len(gone) - 1)
-    inside = gone[places] == found
+    targets = links.copy()
+    places = np.minimum(np.searchsorted(gone, targets), len(gone) - 1)
+    inside = gone[places] == targets
     if jump:
         # Each round doubles how far a link leads.
         into = np.where(inside, places, _NONE)
         while (left := np.flatnonzero(into >= 0)).size:
             over = into[left]
-            found[left], into[left] = found[over], into[over]
-    return found, inside
+            targets[left], into[left] = targets[over], into[over]
+    return targets, inside

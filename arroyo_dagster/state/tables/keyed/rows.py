@@ -164,10 +164,10 @@ class KeyedRows:
 
     def sizes(self, slots: Slots) -> Slots:
         """Return the bytes of the texts of each row."""
-        found = np.zeros(len(slots), np.int64)
+        sizes = np.zeros(len(slots), np.int64)
         for column in (*self.keys, *self.values):
-            found += column.sizes(slots)
-        return found
+            sizes += column.sizes(slots)
+        return sizes
 
     def drop(self, slots: Slots) -> None:
         """Remove keys, by slots that differ from each other."""

@@ -44,7 +44,7 @@ class SlotIndex:
 
     def find(self, codes: Words, same: Same) -> Slots:
         """Return the slot of each key, or `ABSENT`."""
-        found: Slots = np.full(len(codes), ABSENT, np.int64)
+        found_slots: Slots = np.full(len(codes), ABSENT, np.int64)
         rows, at = np.arange(len(codes)), self._home(codes)
         while len(rows):
             slots = self._table[at]
@@ -56,12 +56,12 @@ class SlotIndex:
             hits = np.flatnonzero((self._codes[slots] == codes[rows]) & (slots >= 0))
             if len(hits):
                 hits = hits[same(slots[hits].astype(np.int64), rows[hits])]
-                found[rows[hits]] = slots[hits]
+                found_slots[rows[hits]] = slots[hits]
                 left = np.ones(len(rows), bool)
                 left[hits] = False
                 rows, at = rows[left], at[left]
             at = self._next(at)
-        return found
+        return found_slots
 
     def insert(self, codes: Words, slots: Slots) -> None:
         """Add keys that are not in the table, each once."""
@@ -87,9 +87,9 @@ class SlotIndex:
         at, left = self._home(self._codes[slots]), slots.astype(np.int32)
         self._live -= len(slots)
         while len(left):
-            found = self._table[at] == left
-            self._table[at[found]] = _REMOVED
-            at, left = self._next(at[~found]), left[~found]
+            match = self._table[at] == left
+            self._table[at[match]] = _REMOVED
+            at, left = self._next(at[~match]), left[~match]
 
     def _rebuild(self, codes: Words, slots: Slots) -> None:
         """Rebuild the table without removed entries, with room for as many more."""

@@ -38,11 +38,11 @@ class ValueState(KeyedView):
         if columns is None:
             kind = joined([pa.array([], f.type) for f in self.definition.values], self._values).type
             return pa.nulls(len(slots), kind)
-        found = joined(columns, self._values)
+        values = joined(columns, self._values)
         if (slots >= 0).all():
-            return found
+            return values
         places = pa.array(np.arange(len(slots)), mask=slots < 0)
-        return found.take(places)
+        return values.take(places)
 
     def contains_many(self, keys: Given) -> pa.BooleanArray:
         """Return for each key whether it has a value. Errors as `get_many`."""
@@ -186,8 +186,8 @@ class ListState(OwnedRows):
 
     def get(self, key: Any) -> list[Any]:
         """Return the list of one key as Python values; empty if it has none."""
-        found: list[Any] = self.get_many([key])[0].as_py()
-        return found
+        values: list[Any] = self.get_many([key])[0].as_py()
+        return values
 
     def append(self, key: Any, item: Any) -> None:
         """Append one item to the list of a key. Errors as `append_many`."""
@@ -224,8 +224,8 @@ class MapState(OwnedRows):
         slots = self._find(self._entry_keys(keys, map_keys))
         if not self._rows.slots:
             return pa.nulls(len(slots), self._item_type)
-        found = joined(self._rows.take_values(np.maximum(slots, 0)), self.definition.values)
-        return found.take(pa.array(np.arange(len(slots)), mask=slots < 0))
+        values = joined(self._rows.take_values(np.maximum(slots, 0)), self.definition.values)
+        return values.take(pa.array(np.arange(len(slots)), mask=slots < 0))
 
     @property
     def _item_type(self) -> pa.DataType:
@@ -239,9 +239,9 @@ class MapState(OwnedRows):
             InputError: as `get_many`, or the numbers differ; nothing changed.
         """
         given = arrays_of(values, self.definition.values, self._name)
-        found = self._entry_keys(keys, map_keys)
-        _same_length(self._name, found.columns, given)
-        self._write(found, given)
+        entry_keys = self._entry_keys(keys, map_keys)
+        _same_length(self._name, entry_keys.columns, given)
+        self._write(entry_keys, given)
 
     def remove_entries(self, keys: Given, map_keys: Given) -> None:
         """Remove one entry of the map of each key, if it is there. Errors as `get_many`."""

@@ -163,14 +163,14 @@ class KeyedView:
         slots = self._changed_slots()
         live = self._is_live(slots)
         gone = slots[~live]
-        found = [
+        batches = [
             RecordBatch(self._batch(part, epoch), self._deletes(part))
             for part in self._slices(gone)
         ]
-        found += [
+        batches += [
             RecordBatch(self._batch(part, epoch), INSERT) for part in self._slices(slots[live])
         ]
-        return found
+        return batches
 
     def _changed_slots(self) -> Slots:
         slots: Slots = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))
@@ -291,8 +291,8 @@ class KeyedView:
                 next_step="keep the files and report them",
             )
         deletes = np.flatnonzero(kinds)
-        found = self._rows.find(keys.take(deletes))
-        gone = np.unique(found[found >= 0])
+        slots = self._rows.find(keys.take(deletes))
+        gone = np.unique(slots[slots >= 0])
         self._left(gone)
         self._live -= len(gone)
         self._forget_slots(gone)

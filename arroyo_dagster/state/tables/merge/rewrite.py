@@ -110,11 +110,11 @@ def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
     """
     schema = file_schema(config)
     try:
-        found = read_facts(encode_rows(schema.empty_table()), config.table).schema
+        written = read_facts(encode_rows(schema.empty_table()), config.table).schema
     except (pa.ArrowException, OSError) as error:
         return f"its columns cannot be written here ({error})"
-    if not found.equals(schema, check_metadata=True):
-        wrong = [a.name for a, b in zip(schema, found, strict=True) if not a.equals(b, True)]
+    if not written.equals(schema, check_metadata=True):
+        wrong = [a.name for a, b in zip(schema, written, strict=True) if not a.equals(b, True)]
         return f"its columns cannot be written back exactly: {', '.join(wrong)}"
     return None
 
@@ -130,23 +130,23 @@ def rewrite_shard(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftO
         NotFoundError: an input no longer exists because the job has let it expire.
     """
     rows = _Rows(task)
-    found: list[StoredRows] = []
+    parts: list[StoredRows] = []
     for file in task.inputs:
         part = _read(store, file, rows.schema, task.keys)
         problem = part if isinstance(part, str) else _strange(part, file)
         if problem is not None:
             return _left_out(task, problem)
         assert isinstance(part, StoredRows)
-        found.append(part)
+        parts.append(part)
     if task.table.rule is RewriteRule.UNKEYED:
-        kept = rows.kept(found)
+        kept = rows.kept(parts)
         if kept.num_rows > MAX_UNKEYED_ROWS:
             return _left_out(
                 task,
                 f"{kept.num_rows} tuples of an aggregate without GROUP BY would need a row group "
                 f"each; {MAX_UNKEYED_ROWS} are the most",
             )
-    return _written(store, task, rows, found)
+    return _written(store, task, rows, parts)
 
 
 def _left_out(task: RewriteTask, reason: str) -> LeftOut:

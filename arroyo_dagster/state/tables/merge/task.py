@@ -101,8 +101,8 @@ def split_task(task: MergeTask) -> list[MergeTask]:
     divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
         config.schema.hashed_indices
     ) <= set(config.schema.key_indices or ())
-    found = shards_of(task.merge, task.shard_bytes, divisible=divisible)
-    return [replace(task, merge=merge) for merge in found]
+    shards = shards_of(task.merge, task.shard_bytes, divisible=divisible)
+    return [replace(task, merge=merge) for merge in shards]
 
 
 def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
