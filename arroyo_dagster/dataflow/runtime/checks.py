@@ -216,13 +216,13 @@ class _Bodies:
                 yield from self._query(step, line, text)
 
     def _names(self, step: StepDef, code: CodeType, local: set[str]) -> Iterator[Diagnostic]:
-        known = {*local, *CONTEXT, *self._states}
+        names = {*local, *CONTEXT, *self._states}
         parameters = {*_parameters(code)}
         for name, line in sorted(_globals(code).items(), key=lambda item: item[1]):
-            if name in known or name in _ALWAYS:
+            if name in names or name in _ALWAYS:
                 continue
             states = ", ".join(sorted({s.accessor for s in self._states.values()})) or "none"
-            hint = did_you_mean(name, known | parameters)
+            hint = did_you_mean(name, names | parameters)
             if name in sys.stdlib_module_names:
                 hint = f"; to use the module, write `import {name}` before the `def`"
             yield _at(
@@ -248,10 +248,10 @@ def _attribute_errors(
 ) -> Iterator[Diagnostic]:
     if None in forms.values() or node.attr.startswith("_"):
         return
-    known = {name for names in forms.values() for name in names or () if not name.startswith("_")}
-    if node.attr in known:
+    members = {name for names in forms.values() for name in names or () if not name.startswith("_")}
+    if node.attr in members:
         return
-    hint = did_you_mean(node.attr, known) or f"; it has {', '.join(sorted(known))}"
+    hint = did_you_mean(node.attr, members) or f"; it has {', '.join(sorted(members))}"
     yield _at(
         step,
         "E44",

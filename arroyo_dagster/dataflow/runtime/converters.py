@@ -131,7 +131,7 @@ class Converter:
             (member.name, self.name_in_json(member), self._decoder(member.type), member.optional)
             for member in declared.members
         ]
-        known = {written for _, written, _, _ in members}
+        names = {written for _, written, _, _ in members}
 
         def convert(value: Any) -> Record:
             if not isinstance(value, dict):
@@ -140,7 +140,7 @@ class Converter:
             for name, written, decode, optional in members:
                 item = value.get(written)
                 if item is None and written not in value:
-                    other = _other_spelling(value, written, known)
+                    other = _other_spelling(value, written, names)
                     if other is not None or not optional:
                         raise ValueError(self._missing(written, other))
                 if item is None and optional:
@@ -225,14 +225,14 @@ class Converter:
             )
             for member in declared.members
         ]
-        known = {name for entry in members for name in entry[:2]}
+        names = {name for entry in members for name in entry[:2]}
 
         def convert(value: Any) -> dict[str, Any]:
             if not isinstance(value, Mapping):
                 raise ValueError(f"expected an object (a dict), found {_kind(value)}")
             value = {**value}  # a record has no methods
-            if unknown := [str(name) for name in value if name not in known]:
-                hint = did_you_mean(unknown[0], known)
+            if unknown := [str(name) for name in value if name not in names]:
+                hint = did_you_mean(unknown[0], names)
                 raise ValueError(f"the type has no member `{unknown[0]}`{hint}")
             made: dict[str, Any] = {}
             for name, attribute, written, encode, optional in members:
@@ -299,13 +299,13 @@ class Converter:
         return self._resolved(member.type) is PlainType.NULL
 
     def _missing(self, written: str, other: str | None) -> str:
-        said = f"member `{written}` is missing"
+        text = f"member `{written}` is missing"
         if other is None:
-            return said
+            return text
         rule = "with underscores" if self.snake_case else "as the YAML spells them"
         version = "0.5.0" if self.snake_case else "0.6.0"
         return (
-            f"{said}, and the record has `{other}`: with apiVersion {version}, names in JSON are "
+            f"{text}, and the record has `{other}`: with apiVersion {version}, names in JSON are "
             f"{rule}; to read `{other}`, add `deserialize: {{ rename: {other} }}` to the member"
         )
 

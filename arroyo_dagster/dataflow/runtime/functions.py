@@ -113,8 +113,8 @@ class Library:
     def _bound(self, name: str | None) -> FunctionBody | str | None:
         if name is None:
             return None
-        known = {same_name(key): body for key, body in self.functions.items()}
-        return known.get(same_name(name))
+        bodies = {same_name(key): body for key, body in self.functions.items()}
+        return bodies.get(same_name(name))
 
 
 def packaged_function(
@@ -235,8 +235,8 @@ def _imported(plan: FunctionPlan) -> FunctionBody:
         for part in name.split("."):
             value = getattr(value, part)
     except Exception as error:
-        said = f"{plan.target} cannot be imported: {type(error).__name__}: {error}"
-        raise _misfit(plan, said) from error
+        message = f"{plan.target} cannot be imported: {type(error).__name__}: {error}"
+        raise _misfit(plan, message) from error
     if not callable(value):
         raise _misfit(plan, f"{plan.target} is no function")
     return typing.cast(FunctionBody, value)

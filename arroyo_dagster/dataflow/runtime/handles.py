@@ -338,15 +338,15 @@ class Row:
                 return _slot_name(column)
         if name == "value" and isinstance(vars(type(self)).get("value"), property):
             return name
-        known = [column.name for column in self.__slot.columns]
-        raise unknown_name("column", name, known, state=self.__slot.state.name)
+        names = [column.name for column in self.__slot.columns]
+        raise unknown_name("column", name, names, state=self.__slot.state.name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         slot = self.__slot
-        known = [column.attribute for column in slot.columns]
-        raise unknown_name("column", name, known, state=slot.state.name)
+        names = [column.attribute for column in slot.columns]
+        raise unknown_name("column", name, names, state=slot.state.name)
 
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in self.to_dict().items())

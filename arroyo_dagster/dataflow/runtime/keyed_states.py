@@ -358,8 +358,8 @@ class StatesOperator(ServiceOperator):
                     rows.append((window, store.state.name, encode_table(content)))
         self._place.window = GLOBAL_WINDOW
         if rows:
-            known = self.readers.epochs
-            constants = {epoch_column(owner): known.get(owner) for owner in self.plan.owners}
+            epochs = self.readers.epochs
+            constants = {epoch_column(owner): epochs.get(owner) for owner in self.plan.owners}
             assert self.output_schema is not None
             collector.collect(
                 _closed_rows(rows, self.output_schema, {**constants, CLOCK: self.now_ms})

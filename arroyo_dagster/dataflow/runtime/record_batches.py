@@ -106,8 +106,8 @@ class Travel:
         """
         everything = isinstance(at, range) and len(at) == origin.num_rows
         taken = None if everything else pa.array(at, pa.int64())
-        known = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
-        carried = {name: column(origin, name) for name in known}
+        names = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
+        carried = {name: column(origin, name) for name in names}
         if self.raw is not None:
             carried |= _raw_columns(origin)
         if taken is not None:

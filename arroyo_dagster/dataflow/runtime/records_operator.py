@@ -199,9 +199,9 @@ class RecordsOperator(ServiceOperator):
         failed = 0
         if self._timestamp is not None:
             begin_step(self._timestamp.plan.name)
-        for at, given in enumerate(self._given_times(batch, records)):
+        for at, given_time in enumerate(self._given_times(batch, records)):
             try:
-                time = self._event_time_of(records, at, given)
+                time = self._event_time_of(records, at, given_time)
             except Exception as error:
                 failed += 1
                 assert self._timestamp is not None
@@ -463,16 +463,16 @@ def keys_of_every_subtask(parallelism: int) -> list[str]:
     """Return one key per subtask that is routed to it, so that a message reaches all of them."""
     keys = _EVERY.get(parallelism)
     if keys is None:
-        known: dict[int, str] = {}
+        key_of: dict[int, str] = {}
         tried = 0
-        while len(known) < parallelism:
+        while len(key_of) < parallelism:
             names = [f"mark {number}" for number in range(tried, tried + 16 * parallelism)]
             tried += len(names)
             hashes = key_hashes([pa.array(names)], rows=len(names))
             subtasks = subtasks_for_hashes(hashes, parallelism)
             for name, subtask in zip(names, subtasks.tolist(), strict=True):
-                known.setdefault(subtask, name)
-        keys = _EVERY[parallelism] = [known[subtask] for subtask in range(parallelism)]
+                key_of.setdefault(subtask, name)
+        keys = _EVERY[parallelism] = [key_of[subtask] for subtask in range(parallelism)]
     return keys
 
 

@@ -148,13 +148,13 @@ class ServiceSource(Source):
         return self._may_retry and self._ticks is not None and self._ticks.unflushed()
 
     def _start(self, offset: Offset, topic: str) -> Offset:
-        known: Offset = offset["topics"].get(topic, {})
+        stored: Offset = offset["topics"].get(topic, {})
         begin = self._beginnings.get(topic)
         if begin is None:  # once: that of a rate is a time
             begin = self._beginnings[topic] = self._sources[topic].initial_offset()
         # A source that was added to the service later, or is read again after a clean, starts at
         # its beginning; members of dead letters stay.
-        return known if begin.keys() & known.keys() else {**begin, **known}
+        return stored if begin.keys() & stored.keys() else {**begin, **stored}
 
     def _is_idle(self, start: Offset, now: int) -> bool:
         ticks = self._ticks

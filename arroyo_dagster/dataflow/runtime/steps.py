@@ -208,7 +208,7 @@ class Failures:
             self._letters.append(self._letter(step, reason, record, place, partial))
         count = self._logged[step] = self._logged.get(step, 0) + 1
         if count <= _MOST_LOGGED:
-            said = ", ".join(f"{name} {value}" for name, value in where.items())
+            text = ", ".join(f"{name} {value}" for name, value in where.items())
             after = self._after(place)
             next_step = next_step_of(error, in_topic=topic)
             advice = f". Next: {next_step}; {after}" if count == 1 else ""
@@ -217,7 +217,7 @@ class Failures:
                 self._service,
                 step,
                 self._outcome(place),
-                said or "no place",
+                text or "no place",
                 reason,
                 _short(record),
                 advice,

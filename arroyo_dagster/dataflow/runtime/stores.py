@@ -170,9 +170,9 @@ class RowStore(Store):
         self._restored = UnreadRows(self.state, *self._view.indexed()) if window is None else None
         self._prefetched: dict[str, int] = {}
         if window is not None:
-            for known, entries in entries_of(self.state, self._view.get_newest()).items():
-                if not window.is_closed(known, watermark_ms):
-                    self._entries[known] = entries
+            for bounds, entries in entries_of(self.state, self._view.get_newest()).items():
+                if not window.is_closed(bounds, watermark_ms):
+                    self._entries[bounds] = entries
         self.enter(GLOBAL_WINDOW)
 
     def prefetch(self, keys: pa.Array) -> None:

@@ -129,34 +129,34 @@ def checked_binding(
             superfluous target.
     """
     facts: dict[str, Any] = {"topic": topic, "role": role}
-    known = _OPTIONS[role]
-    if kind not in known:
+    kinds = _OPTIONS[role]
+    if kind not in kinds:
         raise InputError(
-            f"a {role} cannot be bound to {redact_url(kind)!r}; expected {', '.join(known)}",
+            f"a {role} cannot be bound to {redact_url(kind)!r}; expected {', '.join(kinds)}",
             **facts,
             next_step=f"for example `--{role} {topic}={_example(role)}`",
         )
     if not target and kind not in _WITHOUT_TARGET:
-        wanted, example = _TARGETS.get(kind, ("a path", "PATH"))
+        expected, example = _TARGETS.get(kind, ("a path", "PATH"))
         raise InputError(
-            f"{kind} needs {wanted}",
+            f"{kind} needs {expected}",
             **facts,
             next_step=f"write `{topic}={kind}:{example}`",
         )
     if target and kind in _WITHOUT_TARGET:
         raise InputError(f"{kind} takes no path", **facts, given=redact_url(target))
-    if _ANY in known[kind]:
+    if _ANY in kinds[kind]:
         texts = {name: _option_text(value) for name, value in options.items()}
         return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=texts)
-    unknown = options.keys() - known[kind].keys()
+    unknown = options.keys() - kinds[kind].keys()
     if unknown:
         raise InputError(
             f"{kind} has no option {_format_name(min(unknown))}; a {role} of this kind has "
-            f"{', '.join(known[kind]) or 'none'}",
+            f"{', '.join(kinds[kind]) or 'none'}",
             **facts,
             next_step="leave it out, or write a `?` of a path as `%3F`",
         )
-    values = {name: _option(facts, name, value, known[kind]) for name, value in options.items()}
+    values = {name: _option(facts, name, value, kinds[kind]) for name, value in options.items()}
     return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=values)
 
 
@@ -276,8 +276,8 @@ class _BindingsReader:
             return _binding(role, topic, node.text)
         kinds = [key for key in node.members if key in _OPTIONS[role]]
         if len(kinds) != 1:
-            known = ", ".join(_OPTIONS[role])
-            self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {known}")
+            kinds_of_role = ", ".join(_OPTIONS[role])
+            self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {kinds_of_role}")
             return None
         member = node.members[kinds[0]]
         target = member.value

@@ -60,12 +60,12 @@ class Shape:
 
     def field(self, column: str) -> str:
         """Return the field of a column, or the column if there is none; `-` and `_` are equal."""
-        known = self._fields.get(column)
-        if known is None:
-            wanted = same_name(column)
-            same = (name for name in self.fields or () if same_name(name) == wanted)
-            known = self._fields[column] = next(same, column)
-        return known
+        name = self._fields.get(column)
+        if name is None:
+            plain = same_name(column)
+            same = (name for name in self.fields or () if same_name(name) == plain)
+            name = self._fields[column] = next(same, column)
+        return name
 
     def wants(self, column: str) -> bool:
         """Return whether a column has a field; without a declared object, every column has."""

@@ -142,7 +142,7 @@ def _service_replay(
 ) -> ServiceReplay:
     offsets = stored_offsets(store, head)
     sources: dict[str, LetterSource] = {}
-    chosen: list[Letter] = []
+    letters: list[Letter] = []
     left: list[Letter] = []
     for end in dataflow.services[service].sources:
         if end.id is None:
@@ -150,12 +150,12 @@ def _service_replay(
         offset = offsets.get(end.id, {})
         every = LetterSource(end.id, store, dataflow, service, up_to=head.epoch, partial=True)
         for letter in every.waiting({**every.initial_offset(), **offset}):
-            (chosen if partial or not letter.partial else left).append(letter)
+            (letters if partial or not letter.partial else left).append(letter)
         sources[end.id] = LetterSource(
             end.id, store, dataflow, service, up_to=head.epoch, partial=partial
         )
     return ServiceReplay(
-        service=service, sources=sources, letters=tuple(chosen), partial=tuple(left)
+        service=service, sources=sources, letters=tuple(letters), partial=tuple(left)
     )
 
 

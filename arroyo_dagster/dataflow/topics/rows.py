@@ -38,11 +38,11 @@ class ParquetRows:
 
     def length(self, folder: Folder, entry: FolderEntry) -> int:
         """Return the number of rows."""
-        known = self._lengths.get((entry.name, entry.size_bytes))
-        if known is None:
+        rows = self._lengths.get((entry.name, entry.size_bytes))
+        if rows is None:
             with _opened(folder, entry) as file:
-                known = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
-        return known
+                rows = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
+        return rows
 
     def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
         """Check that the file is the one that was read up to row `position`.

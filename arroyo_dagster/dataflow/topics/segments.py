@@ -129,12 +129,12 @@ class SegmentSource(Source):
         end, room = {**self.initial_offset(), **start}, self._files_per_epoch
         for writer in self._writers:
             member = FROM + writer
-            known, done = int(end[member]["epoch"]), set(end[member]["read"])
-            segments = self._segments(writer, known)
+            epoch, done = int(end[member]["epoch"]), set(end[member]["read"])
+            segments = self._segments(writer, epoch)
             fresh = [segment for segment in segments if segment.path.name not in done][:room]
             room -= len(fresh)
             done.update(segment.path.name for segment in fresh)
-            complete = known
+            complete = epoch
             for segment in segments:
                 if segment.path.name not in done:
                     break

@@ -336,10 +336,10 @@ class AppendSink(_RecordSink):
                 if size < start:
                     raise self._contradicted(f"the file has {size} bytes", start)
                 file.seek(start)
-                there = file.read(size - start)
-                if not content.startswith(there):
+                tail = file.read(size - start)
+                if not content.startswith(tail):
                     raise self._contradicted("another program wrote behind them", start)
-                file.write(content[len(there) :])
+                file.write(content[len(tail) :])
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

@@ -177,11 +177,11 @@ class _Wiring:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _check(self, *, replays: bool) -> None:
-        for role, given, used in (
+        for role, bound, used in (
             ("source", self._given.sources, self._readers),
             ("sink", self._given.sinks, self._writers),
         ):
-            for topic in given:
+            for topic in bound:
                 if topic not in used:
                     raise self._not_used(role, topic, used)
         missing = [
@@ -304,8 +304,8 @@ class _Wiring:
         return SegmentSource(topic, self._store, writers, readers=self._readers[topic])
 
     def _sink(self, topic: str) -> Sink | None:
-        given = self._given.sinks.get(topic)
-        bound = None if given is None else self._bound_sink(given)
+        binding = self._given.sinks.get(topic)
+        bound = None if binding is None else self._bound_sink(binding)
         if topic not in self._readers:
             return bound
         kept = KeptSink(self._store.url, topic)

@@ -149,8 +149,8 @@ class Frame:
         """
         # A search by key needs the frame in the order of its keys.
         frame = self._frame.sort(KEY) if KEY in self._frame.columns else self._frame
-        known = self._tables.by_name.get(self._name)
-        table = StateTable(self._name, frame, known.aliases if known else ())
+        table_before = self._tables.by_name.get(self._name)
+        table = StateTable(self._name, frame, table_before.aliases if table_before else ())
         answer = self._tables.with_table(table, "self").sql(text, params)
         return Frame(answer, self._tables, self._name)
 
@@ -361,7 +361,7 @@ def _name_of(column: ColumnInfo | str) -> Any:
 
 def _type_name(series: pl.Series) -> Any:
     dtype = series.dtype
-    known = _TYPES.get(dtype.base_type())
-    if known is None and dtype.base_type() == pl.Datetime:
+    name = _TYPES.get(dtype.base_type())
+    if name is None and dtype.base_type() == pl.Datetime:
         return "timestamp"
-    return known or str(dtype).lower()
+    return name or str(dtype).lower()

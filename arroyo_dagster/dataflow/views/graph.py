@@ -60,8 +60,8 @@ def _edges(dataflow: Dataflow) -> Iterator[str]:
             if end.id is not None:
                 yield f"  {here} -> {_node(end.kind, end.id)};"
         for state in service.states.values():
-            there = _node("state", _state(state))
+            state_node = _node("state", _state(state))
             if state.ref is None:
-                yield f"  {here} -> {there};"
+                yield f"  {here} -> {state_node};"
             else:
-                yield f"  {there} -> {here} [style=dashed];"
+                yield f"  {state_node} -> {here} [style=dashed];"

@@ -192,9 +192,9 @@ class SnapshotReader:
         keyed_by_window = self._live and self.state.window is not None
         assert config.value_type is not None
         keys = codec_for(WindowKey if keyed_by_window else str).decode_column(written)
-        there = last.is_valid()
-        values = codec_for(config.value_type).decode_column(last.filter(there))
-        fresh = frame_of_pairs(keys.filter(there), values)
+        valid = last.is_valid()
+        values = codec_for(config.value_type).decode_column(last.filter(valid))
+        fresh = frame_of_pairs(keys.filter(valid), values)
         if before.height:
             touched = _frame_of_keys(keys)
             before = before.join(touched, on=touched.columns, how="anti", maintain_order="left")

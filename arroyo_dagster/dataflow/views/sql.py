@@ -156,22 +156,22 @@ class Tables:
         return Tables([table.of_key(point[1])], self.star_includes_updated_at)
 
     def _refused(self, text: str, reason: str) -> SqlError:
-        known = sorted(table.name for table in self.tables)
+        names = sorted(table.name for table in self.tables)
         columns = {
             table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MAX_LISTED]
         }
         unknown = _UNKNOWN_TABLE.search(reason)
         if unknown is not None:
-            listed = ", ".join(known[:_MAX_LISTED]) or "no tables"
+            listed = ", ".join(names[:_MAX_LISTED]) or "no tables"
             name = unknown.group(1)
-            reason += f"; there are {listed}{did_you_mean(name, known)}"
+            reason += f"; there are {listed}{did_you_mean(name, names)}"
             if name in self.primitives:
                 reason += f". `{name}` is a primitive state, and only arrow-rows are tables"
         return SqlError(
             f"the query cannot be answered: {reason}",
             number="E46",
             sql=short_sql(text),
-            tables=known[:_MAX_LISTED],
+            tables=names[:_MAX_LISTED],
             columns=columns,
             next_step="check the names; quote names with a dash in back-ticks",
         )

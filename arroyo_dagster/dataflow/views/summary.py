@@ -82,7 +82,7 @@ def _summary(store: ObjectStore, views: Views, state: StateDef, read_bytes: int)
         return StateSummary(state=state)
     listed, paths = _listed(head, state)
     size = sum(info.size_bytes for info in concurrently(store.head, paths) if info is not None)
-    known: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "state": state,
         "epoch": head.epoch,
         "generation": head.worker_generation,
@@ -94,8 +94,8 @@ def _summary(store: ObjectStore, views: Views, state: StateDef, read_bytes: int)
         "listed": listed,
     }
     if size > read_bytes:
-        return StateSummary(**known)
-    return StateSummary(**known, **_rows(views.view(f"{state.owner}.{state.name}")))
+        return StateSummary(**facts)
+    return StateSummary(**facts, **_rows(views.view(f"{state.owner}.{state.name}")))
 
 
 def _listed(head: Checkpoint, state: StateDef) -> tuple[tuple[Any, ...], list[StatePath]]:

@@ -72,9 +72,9 @@ class OwnerJob:
 
     def _first_ready(self, epochs: Sequence[Epoch]) -> Checkpoint | None:
         for epoch in reversed(epochs):
-            known = self._newest
-            if known is not None and known.epoch >= epoch:
-                return known
+            newest = self._newest
+            if newest is not None and newest.epoch >= epoch:
+                return newest
             checkpoint = self.load(epoch)
             if checkpoint.state is CheckpointState.READY:
                 self._newest = checkpoint

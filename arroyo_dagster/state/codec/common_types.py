@@ -42,14 +42,14 @@ class TypeOptions:
     durations: str = "duration"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("unsigned", self.unsigned, UNSIGNED),
             ("nanos", self.nanos, NANOS),
             ("durations", self.durations, DURATIONS),
         ):
-            if value not in known:
+            if value not in choices:
                 raise InputError(
-                    f"not a value of the option {name}: {value!r}", expected=", ".join(known)
+                    f"not a value of the option {name}: {value!r}", expected=", ".join(choices)
                 )
 
     def type_of(self, kind: pa.DataType) -> pa.DataType:

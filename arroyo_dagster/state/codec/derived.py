@@ -222,13 +222,13 @@ def _field(name: str, hint: Any) -> _Field:
 def _object(kind: Any, left_out: Mapping[str, object], document: Any) -> Any:
     if not isinstance(document, Mapping):
         raise _Wrong("an object", document)
-    values, known, unknown = dict(left_out), set(), False
+    values, read, unknown = dict(left_out), set(), False
     for field in _fields(kind):
         unknown = unknown or field.name == "unknown"
         if field.stored and not field.is_bytes:
             values[field.name] = field.read(document.get(field.json))
-            known.add(field.json)
-    more = {name: value for name, value in document.items() if name not in known}
+            read.add(field.json)
+    more = {name: value for name, value in document.items() if name not in read}
     if more and not unknown:
         name, value = next(iter(more.items()))
         raise _Wrong("absent: this release does not know it", value).below(name)

@@ -52,8 +52,8 @@ def digest_rows(table: pa.Table) -> RowsDigest:
             hashes = np.zeros(block.num_rows, np.uint64)
             for at, column in enumerate(block.columns):
                 hashes *= _STEP
-                known = shared.get(at)
-                hashes += _hashed(column) if known is None else known[start : start + len(column)]
+                hashed = shared.get(at)
+                hashes += _hashed(column) if hashed is None else hashed[start : start + len(column)]
             total += int(_mixed(hashes).sum(dtype=np.uint64))
     return RowsDigest(table.num_rows, total % 2**64)
 

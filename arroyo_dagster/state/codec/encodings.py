@@ -72,14 +72,14 @@ def writer_options(rows: pa.Table, *, dictionaries: bool = True) -> dict[str, An
         return {"compression": "zstd", "compression_level": 1, "use_dictionary": dictionaries}
     paths = leaf_paths(rows.schema)
     leaves = [leaf for column in rows.columns for leaf in _leaves(column)]
-    chosen = _by_path(paths, [_encoding(leaf) for leaf in leaves])
+    by_path = _by_path(paths, [_encoding(leaf) for leaf in leaves])
     return {
         "compression": {
-            path: "zstd" if leaf.compressed else "none" for path, leaf in chosen.items()
+            path: "zstd" if leaf.compressed else "none" for path, leaf in by_path.items()
         },
         "compression_level": None,  # the default of ZSTD is 1; the codec "none" accepts no level
-        "use_dictionary": [path for path, leaf in chosen.items() if leaf.dictionary] or False,
-        "column_encoding": {path: _DELTA for path, leaf in chosen.items() if leaf.delta} or None,
+        "use_dictionary": [path for path, leaf in by_path.items() if leaf.dictionary] or False,
+        "column_encoding": {path: _DELTA for path, leaf in by_path.items() if leaf.delta} or None,
         "dictionary_pagesize_limit": _DICTIONARY_LIMIT_BYTES,
         "write_batch_size": _batch_rows(rows),
     }

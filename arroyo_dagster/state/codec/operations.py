@@ -128,8 +128,8 @@ def operation_kinds(operations: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     kinds = [np.zeros(0, np.uint8)]
     for chunk in operations.chunks:
         if pa.types.is_dictionary(chunk.type):
-            known = _kinds(chunk.dictionary)
-            kinds.append(known[chunk.indices.to_numpy()])
+            by_code = _kinds(chunk.dictionary)
+            kinds.append(by_code[chunk.indices.to_numpy()])
         else:
             kinds.append(_kinds(chunk))
     return np.concatenate(kinds)

@@ -120,10 +120,10 @@ class RowsEncoder:
 
     def write(self, rows: pa.Table, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> None:
         """Add rows as one row group, or as several if there are more than `row_group_rows`."""
-        for at, (given, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
-            if given.type != stored.type:
+        for at, (field, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
+            if field.type != stored.type:
                 # A second dictionary would end the dictionary encoding of the column.
-                rows = rows.set_column(at, given, rows.column(at).unify_dictionaries())
+                rows = rows.set_column(at, field, rows.column(at).unify_dictionaries())
         if self._writer is None:
             self._writer = self._open(rows, row_group_rows)
         self._writer.write_table(rows, row_group_size=row_group_rows)

@@ -218,14 +218,14 @@ class DataFile:
         return [leaf for column in sorted(set(columns)) for leaf in self._leaves[column]]
 
     def _in_order(self, rows: pa.Table, columns: Sequence[int]) -> pa.Table:
-        wanted = sorted(set(columns))
-        if rows.num_columns != len(wanted):
+        indexes = sorted(set(columns))
+        if rows.num_columns != len(indexes):
             raise FormatError(
                 "the columns of a data file do not match its Arrow schema",
                 path=self._path,
                 next_step="keep the object; restore an epoch that does not list it",
             )
-        places = [wanted.index(column) for column in columns]
+        places = [indexes.index(column) for column in columns]
         columns_in_order = [rows.column(at) for at in places]
         fields = [
             self.schema.field(column).with_type(values.type)
@@ -396,13 +396,13 @@ class _ColumnLimits:
         return list(groups[first:last])
 
     def _of(self, groups: Sequence[int]) -> list[ValueLimits]:
-        known, leaf = self.footer.limits, self.leaf
-        missing = [group for group in groups if (leaf, group) not in known]
+        limits, leaf = self.footer.limits, self.leaf
+        missing = [group for group in groups if (leaf, group) not in limits]
         if missing:
             with decoding(self.path):
                 check_chunks(self.source, self.footer.metadata, missing, [leaf])
-                known |= {(leaf, group): self._read(group) for group in missing}
-        return [known[leaf, group] for group in groups]
+                limits |= {(leaf, group): self._read(group) for group in missing}
+        return [limits[leaf, group] for group in groups]
 
     def _read(self, group: int) -> ValueLimits:
         statistics = self.footer.metadata.row_group(group).column(self.leaf).statistics

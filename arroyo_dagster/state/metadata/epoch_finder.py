@@ -60,14 +60,14 @@ class EpochFinder:
         epochs = {*self.epochs()}
         epochs.update(self._existing([epoch for epoch in named if epoch not in epochs]))
         asked: set[Epoch] = set()
-        while wanted := _beside(epochs) - asked:
-            epochs.update(self._existing(sorted(wanted)))
-            asked |= wanted
+        while beside := _beside(epochs) - asked:
+            epochs.update(self._existing(sorted(beside)))
+            asked |= beside
         return sorted(epochs)
 
     def _existing(self, epochs: Sequence[Epoch]) -> list[Epoch]:
-        there = concurrently(self.exists, epochs)
-        return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
+        present = concurrently(self.exists, epochs)
+        return [epoch for epoch, exists in zip(epochs, present, strict=True) if exists]
 
     def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
         """Return the numbers of the checkpoint directories, ascending; one level is listed."""

@@ -82,10 +82,10 @@ class JobExpiry:
             ProtocolError, NotFoundError, FormatError: as `plan`.
             StorageError: objects could not be deleted; what refers to them still exists.
         """
-        plan, known = self._planned(min_epoch)
-        while not self._executed(plan, known):
+        plan, job_pins = self._planned(min_epoch)
+        while not self._executed(plan, job_pins):
             # Another process has pinned or quarantined an epoch after the plan was made.
-            plan, known = self._planned(min_epoch)
+            plan, job_pins = self._planned(min_epoch)
         return plan
 
     def plan(self, min_epoch: Epoch) -> ExpirePlan:
@@ -176,8 +176,8 @@ class JobExpiry:
         keep_from = oldest_staying(roots, retention_since(newest, min_epoch), newest=newest)
         pinned = roots.job_pins.pinned
         goes = [n for n in problems if n < keep_from and n not in pinned]
-        there = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
-        return {n: error for n, error in problems.items() if there.get(n, True)}
+        present = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
+        return {n: error for n, error in problems.items() if present.get(n, True)}
 
     # ---- one epoch -------------------------------------------------------------------------------
 

@@ -204,16 +204,16 @@ def _records(decode: Decode, listed: Iterable[StatePath], whole: bool) -> _Known
 
 
 def _notes(listed: Iterable[StatePath], whole: bool) -> _Known:
-    known = sorted(_records(decode_commit_note, listed, whole))
-    return {path: decode_commit_note if whole or path == known[-1] else None for path in known}
+    paths = sorted(_records(decode_commit_note, listed, whole))
+    return {path: decode_commit_note if whole or path == paths[-1] else None for path in paths}
 
 
 def _runs(listed: Iterable[StatePath], whole: bool) -> _Known:
     """Of the journal only the newest run is read, by what writes the next one; as it also finishes
     interrupted runs, `operations.gc.journal` reads their parts.
     """
-    known = sorted(listed)
-    return {path: _decode_run if whole and path == known[-1] else None for path in known}
+    paths = sorted(listed)
+    return {path: _decode_run if whole and path == paths[-1] else None for path in paths}
 
 
 def _decode_run(data: bytes, path: str) -> RunHeader:

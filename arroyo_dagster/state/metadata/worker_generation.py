@@ -63,9 +63,9 @@ class GenerationWriter:
         """
         reader = self._reader
         fence = reader.objects.fact(reader.paths.current_generation)
-        known = fence.worker_generation if isinstance(fence, CurrentGeneration) else 0
+        current = fence.worker_generation if isinstance(fence, CurrentGeneration) else 0
         # A start that stood still before it raised the fence may have lowered it.
-        number = self._newest(known) + 1
+        number = self._newest(current) + 1
         while True:
             manifest = GenerationManifest(
                 pipeline=self.pipeline,

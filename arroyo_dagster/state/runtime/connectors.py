@@ -119,9 +119,9 @@ class RowSource(Source):
             )
         head = content.get("head", {"rows": 0, "columns": {}})
         now = self._digests(int(head["rows"]))
-        known = {name: digest for name, digest in head["columns"].items() if name in now}
-        other = sorted(name for name, digest in known.items() if now[name] != digest)
-        if other or (head["columns"] and not known):
+        shared = {name: digest for name, digest in head["columns"].items() if name in now}
+        other = sorted(name for name, digest in shared.items() if now[name] != digest)
+        if other or (head["columns"] and not shared):
             raise InputError(
                 f"the first {head['rows']} rows of the source are not those that were read: rows "
                 "would be skipped",

@@ -52,9 +52,9 @@ class DeltaLakeTable(LakeTable):
 
     def check_names(self, names: Sequence[str]) -> None:
         """Refuse names that differ by case only."""
-        known: dict[str, str] = {}
+        spellings: dict[str, str] = {}
         for name in names:
-            other = known.setdefault(name.lower(), name)
+            other = spellings.setdefault(name.lower(), name)
             if other != name:
                 raise InputError(
                     f"a Delta table cannot have the columns {other!r} and {name!r}: their names "

@@ -106,8 +106,8 @@ def _gives_pipeline(one: object) -> bool:
     if not inspect.isfunction(one):
         return isinstance(one, Pipeline)
     signature = inspect.signature(one)
-    given = all(p.default is not p.empty for p in signature.parameters.values())
-    return given and signature.return_annotation in (Pipeline, "Pipeline")
+    optional = all(p.default is not p.empty for p in signature.parameters.values())
+    return optional and signature.return_annotation in (Pipeline, "Pipeline")
 
 
 def _called(function: Callable[..., Any], target: str) -> object:

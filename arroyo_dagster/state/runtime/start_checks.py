@@ -75,13 +75,13 @@ class StartChecks:
     def _check_layout(self) -> None:
         other = self.pipeline.other_layout
         try:
-            there = StateBackend(self.store, other).every_epoch()
+            epochs = StateBackend(self.store, other).every_epoch()
         except NotFoundError:
             return
-        if there:
+        if epochs:
             raise InputError(
                 f"the job's state is stored in the {other.layout.value} layout, up to epoch "
-                f"{there[-1]}: this run would start without it",
+                f"{epochs[-1]}: this run would start without it",
                 job=other.root,
                 next_step="give the pipeline that layout, or another name",
             )

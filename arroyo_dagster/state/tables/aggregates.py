@@ -64,10 +64,10 @@ def aggregated(
     if column.null_count:
         groups = groups.filter(column.is_valid())
         column = groups[f"value_{kernel}"]
-    given = column.to_pylist()
+    results = column.to_pylist()
     if pa.types.is_decimal(column.type) and not pa.types.is_decimal(values.type):
-        given = [int(value) for value in given]
-    return groups["key"].combine_chunks(), given
+        results = [int(value) for value in results]
+    return groups["key"].combine_chunks(), results
 
 
 def combine(how: Aggregate) -> Callable[[Any, Any], Any]:

@@ -52,7 +52,7 @@ class Comparison:
             raise InputError(
                 f"columns are not compared with {relation!r}",
                 column=column,
-                next_step=f"use one of: {', '.join(known.value for known in Relation)}",
+                next_step=f"use one of: {', '.join(kind.value for kind in Relation)}",
             ) from None
         if kind in (Relation.IS_NULL, Relation.NOT_NULL):
             return cls(column, kind)
@@ -82,8 +82,8 @@ class ColumnFilter:
         if self.relation is Relation.NOT_NULL:
             return pc.is_valid(column)
         if self.relation is Relation.IN:
-            wanted = pa.array([value.as_py() for value in self.values], column.type)
-            return pc.is_in(column, value_set=wanted, skip_nulls=True)
+            value_set = pa.array([value.as_py() for value in self.values], column.type)
+            return pc.is_in(column, value_set=value_set, skip_nulls=True)
         return pc.fill_null(_FUNCTIONS[self.relation](column, self.values[0]), False)
 
     def bounds(self) -> tuple[int | bytes | None, int | bytes | None] | None:

@@ -245,8 +245,8 @@ def _of_keys(rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray])
     if not layout.routing:
         return rows
     both = [
-        pa.chunked_array([*known.chunks, *rows.column(index).cast(known.type).chunks], known.type)
-        for known, index in zip(keys, layout.routing, strict=True)
+        pa.chunked_array([*key.chunks, *rows.column(index).cast(key.type).chunks], key.type)
+        for key, index in zip(keys, layout.routing, strict=True)
     ]
     known_rows = len(keys[0])
     codes = group_codes(both, known_rows + rows.num_rows)

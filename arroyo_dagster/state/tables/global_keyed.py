@@ -385,11 +385,11 @@ class GlobalKeyedView(Generic[K, V]):
             InputError: keys or values are not of the table's types, or cannot be combined; nothing
                 changed.
         """
-        merged_keys, given = aggregated(keys, values, how, self._name)
+        merged_keys, merged = aggregated(keys, values, how, self._name)
         names: list[Any] = merged_keys.to_pylist()
         both = combine(how)
         changed: dict[K, V] = {}
-        for key, old, new in zip(names, self.get_many(names), given, strict=True):
+        for key, old, new in zip(names, self.get_many(names), merged, strict=True):
             value = new if old is None else both(old, new)
             if old is None or value != old:
                 changed[key] = value
@@ -463,13 +463,13 @@ class GlobalKeyedView(Generic[K, V]):
 
     def _migrated(self, file: GlobalKeyedFile) -> Sequence[bytes]:
         assert file.values is not None
-        wanted = self._table.config.state_version
-        if file.version == wanted or not file.values:
+        version = self._table.config.state_version
+        if file.version == version or not file.values:
             return file.values
         if not is_migratable(self._value_class):
-            if wanted == 0:
+            if version == 0:
                 return file.values  # a plain view ignores the version, as Arroyo's does
-            raise _unsupported(file, wanted, self._name)
+            raise _unsupported(file, version, self._name)
         steps = _steps(self._value_class, file, self._name)
         values: list[Any] = codec_for(steps[0]).decode_many(list(file.values))
         for step in steps[1:]:

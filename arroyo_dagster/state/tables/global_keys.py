@@ -149,10 +149,10 @@ def stream_entries(
         FormatError, NotFoundError: as `open_keyed_files`.
     """
     live = _live_keys(store, files)
-    wanted = np.zeros(int(live.starts[-1]), bool)
-    wanted[live.rows] = True
+    keep = np.zeros(int(live.starts[-1]), bool)
+    keep[live.rows] = True
     pairs = zip(files, itertools.pairwise(live.starts), strict=True)
-    needed = [(path, wanted[start:end]) for path, (start, end) in pairs if wanted[start:end].any()]
+    needed = [(path, keep[start:end]) for path, (start, end) in pairs if keep[start:end].any()]
     opened = ahead(lambda path: open_keyed_file(store, path), [path for path, _ in needed])
     for file, (_, mask) in zip(opened, needed, strict=True):
         with closing(file.data):
@@ -278,7 +278,7 @@ def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | No
 
 def _differing(files: Sequence[tuple[int, KeyedFile]], codes: EntryPlaces, rows: Any) -> int:
     """Return how many of the keys in `rows` do not have the same value in all of their rows."""
-    known: dict[int, bytes] = {}
+    digests: dict[int, bytes] = {}
     differ: set[int] = set()
     row = 0
     for _, file in files:
@@ -286,8 +286,8 @@ def _differing(files: Sequence[tuple[int, KeyedFile]], codes: EntryPlaces, rows:
             here = np.flatnonzero(rows[row : row + len(part)])
             seconds = part.take(pa.array(here)).to_pylist()
             for code, second in zip(codes[row + here].tolist(), seconds, strict=True):
-                said = blake2b(second, digest_size=_DIGEST_BYTES).digest()
-                if known.setdefault(code, said) != said:
+                digest = blake2b(second, digest_size=_DIGEST_BYTES).digest()
+                if digests.setdefault(code, digest) != digest:
                     differ.add(code)
             row += len(part)
     return len(differ)

@@ -69,9 +69,9 @@ class KeySet:
         mask = self._begins[self._first(hashes)]
         near = np.flatnonzero(mask)
         if len(near):
-            wanted = hashes[near]
-            at = np.searchsorted(self._hashes, wanted)
-            mask[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == wanted
+            near_hashes = hashes[near]
+            at = np.searchsorted(self._hashes, near_hashes)
+            mask[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == near_hashes
         return mask
 
     @staticmethod
@@ -145,17 +145,17 @@ class KeyIndex:
         begins = np.ones(len(words), bool)
         begins[1:] = cut[1:] != cut[:-1]
         rows = self._row_of(words)
-        chosen = np.zeros(len(words), bool)
-        chosen[rows[begins]] = True
+        is_newest = np.zeros(len(words), bool)
+        is_newest[rows[begins]] = True
         again = np.flatnonzero(~begins)
         strangers = again[~self._pairs_equal(rows[again - 1], rows[again])]
         if len(strangers):
             # Several keys share all hash bits that fit.
             groups = np.cumsum(begins)
             mixed = np.flatnonzero(np.isin(groups, groups[strangers]))
-            chosen[rows[mixed]] = False
-            chosen[self._firsts(rows[mixed], mixed)] = True
-        return np.flatnonzero(chosen)
+            is_newest[rows[mixed]] = False
+            is_newest[self._firsts(rows[mixed], mixed)] = True
+        return np.flatnonzero(is_newest)
 
     def _pairs_equal(self, first: RowPlaces, second: RowPlaces) -> npt.NDArray[np.bool_]:
         def taken(at: RowPlaces) -> list[Column]:

@@ -168,9 +168,9 @@ class LastWrites:
         """
         codes = pairs.codes if self._ids is None else self._numbered(pairs.keys, self._ids)
         rows: _Places | None = None if pairs.ascending else _last_of_each(pairs.keys)
-        known = self._index.find(codes if rows is None else codes[rows])
-        seen, new = np.flatnonzero(known != _NONE), np.flatnonzero(known == _NONE)
-        places = known[seen]
+        indexed = self._index.find(codes if rows is None else codes[rows])
+        seen, new = np.flatnonzero(indexed != _NONE), np.flatnonzero(indexed == _NONE)
+        places = indexed[seen]
         if rows is not None:
             seen, new = rows[seen], rows[new]
         if not _same(pairs.keys, seen, self._keys.array(), places):

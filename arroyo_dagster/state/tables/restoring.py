@@ -110,11 +110,11 @@ def _every_row(opened: _Opened, limit: int | None) -> RestoredRows:
 
 
 def _first(opened: _Opened, limit: int) -> pa.Table:
-    taken, wanted = [opened.table.memory_schema.empty_table()], limit
+    taken, left = [opened.table.memory_schema.empty_table()], limit
     for part in opened.stream(batches=True) if limit else ():
-        taken.append(opened.fresh(part).slice(0, wanted))
-        wanted -= taken[-1].num_rows
-        if not wanted:
+        taken.append(opened.fresh(part).slice(0, left))
+        left -= taken[-1].num_rows
+        if not left:
             break
     return pa.concat_tables(taken)
 
@@ -130,8 +130,8 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
         opened.store, operator, keys[0], managed=opened.managed, keys=opened.plan.keys
     )
     kept = accumulators(newest_of(groups.slices(), groups.layout), groups.layout)
-    known = [kept.column(index) for index in groups.layout.keys]
-    return tuples(rows, opened.layout, known)
+    key_columns = [kept.column(index) for index in groups.layout.keys]
+    return tuples(rows, opened.layout, key_columns)
 
 
 @dataclass(frozen=True, slots=True)

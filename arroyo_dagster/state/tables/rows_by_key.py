@@ -114,8 +114,8 @@ class RowsByKey(LiveRows):
     def _take(self, numbers: _Numbers) -> pa.Table:
         """Return rows by their numbers, which ascend."""
         parts = [self._form.schema.empty_table()]
-        for chunk, wanted in self._in_chunks(numbers):
-            parts.append(chunk.rows.take(pa.array(wanted)))
+        for chunk, numbers_in in self._in_chunks(numbers):
+            parts.append(chunk.rows.take(pa.array(numbers_in)))
         return pa.concat_tables(parts)
 
     def _in_chunks(self, numbers: _Numbers) -> Iterable[tuple[_RowChunk, _Numbers]]:
@@ -168,9 +168,9 @@ class RowsByKey(LiveRows):
         """Return the rows of a chunk that have expired since the last time."""
         if chunk.by_age is None:
             times = chunk.rows.column(self._form.timestamp_index).cast(pa.int64())
-            known = pc.fill_null(times, _NEVER).to_numpy()  # a null never expires
-            order = np.argsort(known, kind="stable")
-            chunk.by_age = (order, known[order])
+            nanos = pc.fill_null(times, _NEVER).to_numpy()  # a null never expires
+            order = np.argsort(nanos, kind="stable")
+            chunk.by_age = (order, nanos[order])
         order, times_nanos = chunk.by_age
         first, chunk.expired = chunk.expired, int(np.searchsorted(times_nanos, cutoff_nanos))
         places = order[first : chunk.expired]

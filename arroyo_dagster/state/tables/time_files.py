@@ -101,9 +101,9 @@ class TimeFileReader:
         Little more than one piece is in memory, whatever the size of the files. Record batches are
         numbered within a piece, and none spans two pieces.
         """
-        wanted = _wanted(files, part)
-        opened = ahead(lambda file: self._open_ranges(file.path), wanted)
-        for file, data in zip(wanted, opened, strict=True):
+        selected = _wanted(files, part)
+        opened = ahead(lambda file: self._open_ranges(file.path), selected)
+        for file, data in zip(selected, opened, strict=True):
             with closing(data):
                 where = self._places(data, file, part)
                 for group in self._groups(data, file, part):
@@ -126,8 +126,8 @@ class TimeFileReader:
             with closing(data):
                 return [self._read_open(data, file, part)]
 
-        wanted = ((file, 1) for file in _wanted(files, part))
-        for chunks in read_ahead(chunks_of, wanted, _FILES_AHEAD):
+        weighed = ((file, 1) for file in _wanted(files, part))
+        for chunks in read_ahead(chunks_of, weighed, _FILES_AHEAD):
             yield from chunks
 
     def _in_chunks(self, file: TimeFile, part: ReadRequest) -> Iterator[StoredRows]:
@@ -150,8 +150,8 @@ class TimeFileReader:
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
     ) -> Iterator[_Made]:
         """Read as `read`, file by file: yield the results of `then`, computed by a few threads."""
-        wanted = ((file, 1) for file in _wanted(files, part))
-        return read_ahead(lambda file: then(self._read_file(file, part)), wanted, _FILES_AHEAD)
+        weighed = ((file, 1) for file in _wanted(files, part))
+        return read_ahead(lambda file: then(self._read_file(file, part)), weighed, _FILES_AHEAD)
 
     def _read_file(self, file: TimeFile, part: ReadRequest) -> StoredRows:
         with closing(self._open(file, part)) as data:

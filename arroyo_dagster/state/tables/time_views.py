@@ -213,18 +213,18 @@ class ExpiringTimeKeyView(TimeView):
 
     def delete_value(self, row: pa.RecordBatch | pa.Table) -> int:
         """Delete the rows equal to the one row given, and return their number."""
-        wanted = self._checked(row)
-        if wanted.num_rows != 1:
-            raise InputError(f"delete_value takes one row, not {wanted.num_rows}", table=self._name)
-        time = wanted.column(self._table.timestamp_index)[0].value
-        scalars = [wanted.column(index)[0] for index in self._table.key_indices]
+        target = self._checked(row)
+        if target.num_rows != 1:
+            raise InputError(f"delete_value takes one row, not {target.num_rows}", table=self._name)
+        time = target.column(self._table.timestamp_index)[0].value
+        scalars = [target.column(index)[0] for index in self._table.key_indices]
         # The row contains every value; the operation contains the number of such rows.
         key = encode_key(
             [self.schema.field(index) for index in self._table.key_indices],
             [plain(scalar) for scalar in scalars],
         )
         selection = self._live.select(scalars)
-        mask = equal_rows(selection.rows, wanted, wanted.num_columns)
+        mask = equal_rows(selection.rows, target, target.num_columns)
         count = encode_count(pc.sum(mask).as_py() or 0)
         return self._delete(DeleteValue(key, time, count), selection, mask)
 

@@ -265,13 +265,13 @@ def _option_reader(item: Type) -> _Reader:
     def read(cursor: _Cursor) -> pa.Array:
         tags = cursor.raw[cursor.move(1)]
         cursor.check(tags <= 1)
-        there = tags.view(np.bool_)
-        if there.all():
+        present = tags.view(np.bool_)
+        if present.all():
             return read_item(cursor)
-        some = cursor.some(there)
+        some = cursor.some(present)
         items = read_item(some) if len(some.at) else pa.array([], kind)
-        cursor.at[there] = some.at
-        return items.take(pa.array(np.cumsum(there) - 1, mask=~there))
+        cursor.at[present] = some.at
+        return items.take(pa.array(np.cumsum(present) - 1, mask=~present))
 
     return read
 

@@ -244,10 +244,10 @@ def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
 def _remark(error: urllib.error.HTTPError) -> str | None:
     """Return the message in the body of an error, if it has Arroyo's form."""
     try:
-        said = parse_json(error.read(_REMARK_BYTES))
+        answer = parse_json(error.read(_REMARK_BYTES))
     except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return None
-    text = said.get("error") if isinstance(said, dict) else None
+    text = answer.get("error") if isinstance(answer, dict) else None
     return redact_text(text)[:200] if isinstance(text, str) else None
 
 

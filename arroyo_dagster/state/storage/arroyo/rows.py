@@ -66,10 +66,10 @@ def answers_of(
     found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str
 ) -> list[SourceAnswer]:
     """Return the database's answer about each of `jobs`, in their order."""
-    known, pipelines = found
+    facts_of_jobs, pipelines = found
     answers = []
     for paths in jobs:
-        facts = known.get(paths.job)
+        facts = facts_of_jobs.get(paths.job)
         if facts is not None and facts.concerns(paths):
             answers.append(SourceAnswer(source=source, facts=facts))
         else:

@@ -101,13 +101,13 @@ def _resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
         return _around(_GOOGLE, options)
     if url.backend == "azure":
         return _resolved_azure(url, dict(options))
-    said = {"endpoint": url.endpoint, "region": url.region}
-    return _around(_AWS, options) | {name: value for name, value in said.items() if value}
+    from_url = {"endpoint": url.endpoint, "region": url.region}
+    return _around(_AWS, options) | {name: value for name, value in from_url.items() if value}
 
 
 def _resolved_r2(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
-    given = options.pop("account", None)
-    account = url.account or given or os.environ.get("CLOUDFLARE_ACCOUNT_ID")
+    option = options.pop("account", None)
+    account = url.account or option or os.environ.get("CLOUDFLARE_ACCOUNT_ID")
     if not account:
         raise InputError(
             "this R2 URL does not name its account",
@@ -140,11 +140,11 @@ def _resolved_azure(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, An
 def _around(variables: Mapping[str, tuple[str, ...]], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options, completed from the environment."""
     # Parts of credentials from different origins do not belong together.
-    wanted = _PLACE if CREDENTIALS & options.keys() else variables.keys()
+    selected = _PLACE if CREDENTIALS & options.keys() else variables.keys()
     values = {
         option: next((os.environ[name] for name in names if os.environ.get(name)), None)
         for option, names in variables.items()
-        if option in wanted
+        if option in selected
     }
     return {option: value for option, value in values.items() if value is not None} | dict(options)
 

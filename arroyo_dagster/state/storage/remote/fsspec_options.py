@@ -33,9 +33,9 @@ def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, An
     Raises:
         InputError: an R2 URL without an account; an option with an invalid value.
     """
-    given = normalised(options, url.backend)
-    patience = patience_of(given, str(url))
-    merged = resolved(url, given)
+    settings = normalised(options, url.backend)
+    patience = patience_of(settings, str(url))
+    merged = resolved(url, settings)
     region = merged.pop("region", None)
     if "skip_signature" in merged:
         merged["anon"] = is_true(merged.pop("skip_signature"))
@@ -111,9 +111,9 @@ def adlfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, A
 
 def _for_others(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the merged options without timeouts: gcsfs and adlfs use their own."""
-    given = normalised(options, url.backend)
-    patience_of(given, str(url))
-    return resolved(url, given)
+    settings = normalised(options, url.backend)
+    patience_of(settings, str(url))
+    return resolved(url, settings)
 
 
 def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -256,7 +256,7 @@ class FsspecStore:
         problems = dict(zip(keys, concurrently(self._delete_error, keys.values()), strict=True))
         return DeleteOutcome(
             deleted=tuple(path for path in keys if problems[path] is None),
-            failed={path: said for path, said in problems.items() if said is not None},
+            failed={path: problem for path, problem in problems.items() if problem is not None},
         )
 
     def _create_copy(self, source: StatePath, target: StatePath) -> bool:
@@ -308,10 +308,10 @@ class FsspecStore:
         """Raise NotFoundError if the root is empty: the URL may be wrong."""
         with translated(self.url):
             if "/" in self._root:
-                known = bool(self.filesystem.find(f"{self._root}/", maxdepth=1, withdirs=True))
+                exists = bool(self.filesystem.find(f"{self._root}/", maxdepth=1, withdirs=True))
             else:
-                known = self.filesystem.exists(self._root)
-        if not known:
+                exists = self.filesystem.exists(self._root)
+        if not exists:
             raise root_missing(self.url)
 
 
@@ -332,8 +332,8 @@ def _micros(moment: object) -> int | None:
     if isinstance(moment, str):
         moment = dt.datetime.fromisoformat(moment)
     if isinstance(moment, dt.datetime):
-        known = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
-        return (known - _EPOCH) // dt.timedelta(microseconds=1)
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+        return (aware - _EPOCH) // dt.timedelta(microseconds=1)
     return int(moment * 1_000_000) if isinstance(moment, (int, float)) else None
 
 

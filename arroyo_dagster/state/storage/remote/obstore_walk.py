@@ -107,8 +107,8 @@ class ListingWalk:
         if not self.base:
             return
         try:
-            known = next(self._batches("", "", 1), None)
+            batch = next(self._batches("", "", 1), None)
         except (exceptions.InvalidPathError, ValueError):
             return
-        if known is None:
+        if batch is None:
             raise root_missing(self.url)

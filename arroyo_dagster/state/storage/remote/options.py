@@ -65,15 +65,15 @@ def patience_of(options: dict[str, Any], url: str) -> Patience:
     Raises:
         InputError: a value is not a number of zero or more.
     """
-    given = {name: _number(options.pop(name)) for name in Patience.__slots__ if name in options}
-    for name, value in given.items():
+    numbers = {name: _number(options.pop(name)) for name in Patience.__slots__ if name in options}
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise InputError(
                 f"the option {name!r} must be a number of zero or more, not {value!r}",
                 url=url,
                 next_step="correct or remove the option",
             )
-    return Patience(**given)
+    return Patience(**numbers)
 
 
 def _number(value: Any) -> Any:
@@ -94,15 +94,15 @@ def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
         InputError: two names of the same option are given.
     """
     named: dict[str, Any] = {}
-    for given, value in options.items():
-        name = given.lower()
+    for spelling, value in options.items():
+        name = spelling.lower()
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
         if name not in _S3_ONLY or backend in ("s3", "r2"):
             name = _ALIASES.get(name, name)
         if name in named:
             raise InputError(
-                f"the option {name!r} is given twice: as {given!r} and under another name",
+                f"the option {name!r} is given twice: as {spelling!r} and under another name",
                 next_step="remove one of them",
             )
         named[name] = value

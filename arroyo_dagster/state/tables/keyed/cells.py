@@ -71,8 +71,8 @@ def column_of(field: pa.Field) -> CellColumn:
     kind, types = field.type, pa.types
     if _is_text(kind):
         return _TextColumn(kind, nullable=field.nullable)
-    known = types.is_boolean(kind) or types.is_primitive(kind) or types.is_decimal(kind)
-    if not known or types.is_null(kind):
+    is_fixed = types.is_boolean(kind) or types.is_primitive(kind) or types.is_decimal(kind)
+    if not is_fixed or types.is_null(kind):
         raise InputError(
             f"a column of type {kind} cannot be part of keyed state",
             column=field.name,

@@ -107,9 +107,9 @@ class OwnerChains:
     def rows_of(self, keys: Sequence[pa.Array]) -> tuple[Slots, Slots]:
         """Return the slots of the rows of each key, in order of the keys, and how many each has."""
         owners = self._owners.find(self._owners.keys_of(keys))
-        known = owners >= 0
+        exists = owners >= 0
         counts = np.zeros(len(owners), np.int64)
-        counts[known] = self._count[owners[known]]
+        counts[exists] = self._count[owners[exists]]
         starts = np.cumsum(counts) - counts
         slots = np.zeros(int(counts.sum()), np.int64)
         long = np.flatnonzero(counts > _SHORT_CHAIN)
@@ -131,12 +131,12 @@ class OwnerChains:
 
     def next_positions(self, keys: Sequence[pa.Array]) -> Slots:
         """Return the position at which each row is appended; rows of one key follow each other."""
-        wanted = self._owners.keys_of(keys)
-        owners = self._owners.find(wanted)
-        known = owners >= 0
+        owner_keys = self._owners.keys_of(keys)
+        owners = self._owners.find(owner_keys)
+        exists = owners >= 0
         ends = np.zeros(len(owners), np.int64)
-        ends[known] = self._end[owners[known]]
-        numbers = wanted.groups()
+        ends[exists] = self._end[owners[exists]]
+        numbers = owner_keys.groups()
         order = np.argsort(numbers, kind="stable")
         grouped = numbers[order]
         first = np.ones(len(order), bool)

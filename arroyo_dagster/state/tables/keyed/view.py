@@ -78,8 +78,8 @@ class KeyedView:
     def _find(self, keys: Keys) -> Slots:
         """Return the slots of the keys that have a row, or -1."""
         slots = self._rows.find(keys)
-        known = slots >= 0
-        slots[known] = np.where(self._is_live(slots[known]), slots[known], -1)
+        exists = slots >= 0
+        slots[exists] = np.where(self._is_live(slots[exists]), slots[exists], -1)
         return slots
 
     def _write(self, keys: Keys, values: Sequence[pa.Array]) -> None:
@@ -264,9 +264,9 @@ class KeyedView:
         kept = kept[_newest_rows(keys, generations, kept)]
         slots = self._rows.find(keys.take(kept))
         # Of equal generations the first row wins, as in `tables.generational`.
-        known = np.flatnonzero(slots >= 0)
-        newer = generations[kept[known]] > self._generation[slots[known]]
-        kept = np.sort(np.concatenate([kept[slots < 0], kept[known[newer]]]))
+        existing = np.flatnonzero(slots >= 0)
+        newer = generations[kept[existing]] > self._generation[slots[existing]]
+        kept = np.sort(np.concatenate([kept[slots < 0], kept[existing[newer]]]))
         places = pa.array(kept)
         slots = self._slots_for(keys.take(kept))
         values = columns[count : count + len(self.definition.values)]

@@ -167,12 +167,12 @@ class _RowsMerging:
         """Yield the rows of the inputs that may have keys of `ranges`, in replay order."""
         inputs = self._merge.inputs
         sizes = self._merge.sizes or (_UNKNOWN_BYTES,) * len(inputs)
-        wanted = [
+        sized = [
             (file, size)
             for file, size in zip(inputs, sizes, strict=True)
             if any(keys.intersects(file.min_routing_key, file.max_routing_key) for keys in ranges)
         ]
-        decoded = self._decoded(wanted, decode, self._on_bytes)
+        decoded = self._decoded(sized, decode, self._on_bytes)
         return self._beside(decoded, self._merge.size_bytes)
 
     def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
@@ -334,12 +334,12 @@ class _RowsMerging:
         return total
 
     def _read_in_order(self, at: int, files: Sequence[TimeFile]) -> RowsDigest:
-        given = self._in_order[at]
+        expected = self._in_order[at]
 
         def decode(file: TimeFile, source: bytes | BinaryIO, batch_rows: int) -> Iterator[pa.Table]:
-            return self._reader.read_back(file, source, batch_rows, given.texts)
+            return self._reader.read_back(file, source, batch_rows, expected.texts)
 
-        digest = SequenceDigest(at, given.texts, given.chunk_rows)
+        digest = SequenceDigest(at, expected.texts, expected.chunk_rows)
         for rows in self._written_rows(files, decode):
             digest.add(rows)
         return digest.finish()
