@@ -67,8 +67,8 @@ class _EntrySlot:
         entries = [self._entry(key) for key in keys.listed]
         # An entry has the update time behind its values; defaults have none.
         return [
-            pa.array([entry[at] for entry in entries], arrow_type(column.type))
-            for at, column in enumerate(self._columns)
+            pa.array([entry[index] for entry in entries], arrow_type(column.type))
+            for index, column in enumerate(self._columns)
         ]
 
     def _entry(self, key: str) -> tuple[Any, ...]:
@@ -311,8 +311,8 @@ class ColumnUpdate:
         if enter is None:
             return self._apply(update, arrived, np.arange(arrived.batch.num_rows), fail)
         by_window: dict[Window, list[int]] = {}
-        for at, window in enumerate(arrived.windows):
-            by_window.setdefault(window, []).append(at)
+        for index, window in enumerate(arrived.windows):
+            by_window.setdefault(window, []).append(index)
         failed = 0
         for window, indexes in by_window.items():
             enter(window)

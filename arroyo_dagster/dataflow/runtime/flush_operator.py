@@ -271,9 +271,9 @@ class FlushOperator(ServiceOperator):
     def _keep_rows(self, name: str, content: pa.Table, ctx: OperatorContext) -> None:
         # The rows of the previous window expire: see `tables_watermark`.
         view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
-        at = content.schema.get_field_index(GENERATION)
+        index = content.schema.get_field_index(GENERATION)
         generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
-        view.insert(content.set_column(at, content.schema.field(at), generations))
+        view.insert(content.set_column(index, content.schema.field(index), generations))
 
     def _keep_cells(self, state: StateDef, content: pa.Table, ctx: OperatorContext) -> None:
         assert state.scalar_type is not None

@@ -420,23 +420,23 @@ def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
     """
     unpacked, checked = [], []
     scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED, "__name__": __name__}
-    for at, column in enumerate(columns):
+    for i, column in enumerate(columns):
         name = _slot_name(column)
-        unpacked.append(f"row.{name} = values[{at}]")
-        checked.append(f"v{at} = row.{name}")
-        refused = f"v{at} = check{at}(v{at})"
+        unpacked.append(f"row.{name} = values[{i}]")
+        checked.append(f"v{i} = row.{name}")
+        refused = f"v{i} = check{i}(v{i})"
         if column.type.bounds is not None:
             low, high = column.type.bounds
-            refused = f"if type(v{at}) is not int or not {low} <= v{at} <= {high}: {refused}"
+            refused = f"if type(v{i}) is not int or not {low} <= v{i} <= {high}: {refused}"
         checked.append(refused)
-        scope[f"check{at}"] = check_of(column.type)
+        scope[f"check{i}"] = check_of(column.type)
     exec(
         _OPEN.format(
             expires=_EXPIRES if expires else "", unpacked="\n    ".join(unpacked or ["pass"])
         )
         + _UPDATE.format(
             checked="\n        ".join(checked or ["pass"]),
-            values="".join(f"v{at}, " for at in range(len(columns))),
+            values="".join(f"v{i}, " for i in range(len(columns))),
         ),
         scope,
     )

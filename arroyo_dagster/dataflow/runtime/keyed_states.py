@@ -217,7 +217,7 @@ class StatesOperator(ServiceOperator):
         body = update.body
         rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
         serial = place.serial
-        for at, (text, key, value) in enumerate(rows):
+        for index, (text, key, value) in enumerate(rows):
             place.text = text
             place.key = key
             place.serial = serial = serial + 1
@@ -227,7 +227,7 @@ class StatesOperator(ServiceOperator):
                     raise _not_none(update, result)
             except Exception as error:
                 failed += 1
-                self._failed(update.plan.name, error, value, arrived, at)
+                self._failed(update.plan.name, error, value, arrived, index)
         self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
 
     def _fold(self, arrived: ReceivedRecords, collector: Collector) -> None:

@@ -241,7 +241,7 @@ class ReceivedRecords:
             return self._frame[rows if isinstance(rows, slice) else rows.tolist()]
         if isinstance(rows, slice):
             return frame_of(self.values[rows])
-        return frame_of([self.values[at] for at in rows.tolist()])
+        return frame_of([self.values[row] for row in rows.tolist()])
 
     @cached_property
     def windows(self) -> list[Window]:

@@ -199,37 +199,37 @@ class RecordsOperator(ServiceOperator):
         failed = 0
         if self._timestamp is not None:
             begin_step(self._timestamp.plan.name)
-        for at, given_time in enumerate(self._given_times(batch, records)):
+        for index, given_time in enumerate(self._given_times(batch, records)):
             try:
-                time = self._event_time_of(records, at, given_time)
+                time = self._event_time_of(records, index, given_time)
             except Exception as error:
                 failed += 1
                 assert self._timestamp is not None
                 self.failures.note(
                     self._timestamp.plan.name,
                     error,
-                    records.values[at],
-                    place(records.at[at]),
+                    records.values[index],
+                    place(records.at[index]),
                     partial=self.plan.partial_before_window,
                 )
                 continue
             taken = event_time.accept(time)
             if taken:
-                kept.append(at)
+                kept.append(index)
                 windows.append(taken)
         if self._timestamp is not None:
             self.metrics.count(self._timestamp.plan.name, succeeded=len(records) - failed)
         late = len(records) - failed - len(kept)
         self.metrics.count("window", succeeded=len(kept), dropped_late=late)
-        keys = None if records.keys is None else [records.keys[at] for at in kept]
-        windowed = records.taken(kept, [records.values[at] for at in kept], keys)
+        keys = None if records.keys is None else [records.keys[index] for index in kept]
+        windowed = records.taken(kept, [records.values[index] for index in kept], keys)
         windowed.windows = windows
         return windowed
 
     def _given_times(self, batch: pa.RecordBatch, records: Records) -> list[int]:
         """Return the timestamp of each record; without one, the engine's clock."""
         times = column(batch, "timestamp").cast(pa.int64()).to_pylist()
-        return [self.now_ms if times[at] is None else times[at] for at in records.at]
+        return [self.now_ms if times[index] is None else times[index] for index in records.at]
 
     def _event_time_of(self, records: Records, at: int, given: int) -> int:
         function, value = self._timestamp, records.values[at]
@@ -308,17 +308,17 @@ class RecordsOperator(ServiceOperator):
             return records
         kept: list[int] = []
         name = self._last_step()
-        for at, value in enumerate(records.values):
+        for index, value in enumerate(records.values):
             try:
                 check_travels(value)
-                kept.append(at)
+                kept.append(index)
             except OperatorResultError as error:
                 partial = self.plan.partial_before_key
-                self.failures.note(name, error, value, place(records.at[at]), partial=partial)
+                self.failures.note(name, error, value, place(records.at[index]), partial=partial)
         if len(kept) == len(records):
             return records
-        keys = None if records.keys is None else [records.keys[at] for at in kept]
-        return records.taken(kept, [records.values[at] for at in kept], keys)
+        keys = None if records.keys is None else [records.keys[index] for index in kept]
+        return records.taken(kept, [records.values[index] for index in kept], keys)
 
     def _last_step(self) -> str:
         steps = [*self._window_steps, *self._steps]
@@ -386,17 +386,17 @@ class KeyAssigner:
         texts: list[str] = []
         kinds: list[int] = []
         kept: list[int] = []
-        for at, key in enumerate(keys):
+        for index, key in enumerate(keys):
             if not has_result(key):
                 continue
             try:
                 text, kind = _key_of(function, key, self._key_types)
             except Exception as error:
-                self._no_key(error, records, at, place)
+                self._no_key(error, records, index, place)
                 continue
             texts.append(text)
             kinds.append(kind)
-            kept.append(at)
+            kept.append(index)
         self._metrics.count(function.plan.name, succeeded=len(kept))
         assigned = records.chosen(kept)
         return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), assigned
@@ -614,17 +614,17 @@ class _SourceDecoder:
             self._metrics.count(name, succeeded=count)
             return Records(None, range(count), self._keys(batch), frame=parsed)
         values, bad = self._values(batch)
-        for at, error in bad.items():
-            raw = column(batch, VALUE)[at].as_py()
-            self._failures.note(name, error, raw, place(at), topic=True)
+        for index, error in bad.items():
+            raw = column(batch, VALUE)[index].as_py()
+            self._failures.note(name, error, raw, place(index), topic=True)
         keys = self._keys(batch)
         self._metrics.count(name, succeeded=count - len(bad))
         records = Records(values, range(count), keys)
         if not bad:
             return records
-        kept = [at for at in range(count) if at not in bad]
-        some_keys = None if keys is None else [keys[at] for at in kept]
-        return records.taken(kept, [values[at] for at in kept], some_keys)
+        kept = [index for index in range(count) if index not in bad]
+        some_keys = None if keys is None else [keys[index] for index in kept]
+        return records.taken(kept, [values[index] for index in kept], some_keys)
 
     def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
         """Return the value of each record, and the errors of those that do not decode, by index."""
@@ -699,10 +699,10 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
     """
     if records.windows is None:
         return records, None
-    repeated = [at for at, windows in enumerate(records.windows) for _ in windows]
+    repeated = [index for index, windows in enumerate(records.windows) for _ in windows]
     repeated_records = Records(
-        [records.values[at] for at in repeated],
-        [records.at[at] for at in repeated],
+        [records.values[index] for index in repeated],
+        [records.at[index] for index in repeated],
         None,
         [(window,) for windows in records.windows for window in windows],
     )

@@ -207,7 +207,7 @@ class ServiceSource(Source):
 
     def _completed(self, batch: pa.RecordBatch, partition: TopicSplit) -> pa.RecordBatch:
         rows = batch.num_rows
-        columns = {name: batch.column(at) for at, name in enumerate(batch.schema.names)}
+        columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
         if columns[VALUE].type != self.value_type:
             topic = list(self._sources)[partition.source]
             columns[VALUE] = _as_records(columns[VALUE], raw=topic in self._raw)

@@ -67,14 +67,14 @@ class DeliverOperator(ServiceOperator):
         """Return for each record its index in the batch, and its key and value as bytes."""
         name = f"sink {self._topic.name}"
         rows: list[tuple[int, bytes | None, bytes]] = []
-        for at, value in enumerate(records.values):
-            key: Any = None if records.keys is None else records.keys[at]
+        for index, value in enumerate(records.values):
+            key: Any = None if records.keys is None else records.keys[index]
             try:
                 written = None if key is None else self._write_key(key)
-                rows.append((records.at[at], written, self._write(value)))
+                rows.append((records.at[index], written, self._write(value)))
             except Exception as error:
                 self.failures.note(
-                    name, error, value, place(records.at[at]), topic=True, partial=self._partial
+                    name, error, value, place(records.at[index]), topic=True, partial=self._partial
                 )
         self.metrics.count(name, succeeded=len(rows))
         return rows

@@ -412,26 +412,26 @@ def _plain_map(
     results, failed = call_each(
         step.function.body,
         records.values,
-        lambda at, error: failures.note(
-            step.name, error, records.values[at], place(records.at[at]), partial=step.partial
+        lambda index, error: failures.note(
+            step.name, error, records.values[index], place(records.at[index]), partial=step.partial
         ),
     )
     operator = step.function.plan.operator
     filters = operator == "filter"
     kept: list[int] = []
     values: list[Any] = []
-    for at, result in enumerate(results):
+    for index, result in enumerate(results):
         if result is _NOTHING:
             continue
-        value = records.values[at]
+        value = records.values[index]
         if (result is not True and result is not False) if filters else result is None:
             error = _wrong(step.function, "True or False" if filters else "a record", result)
-            failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
+            failures.note(step.name, error, value, place(records.at[index]), partial=step.partial)
             failed += 1
         elif not filters or result:
-            kept.append(at)
+            kept.append(index)
             values.append(value if filters else as_record(result))
-    keys = None if records.keys is None else [records.keys[at] for at in kept]
+    keys = None if records.keys is None else [records.keys[index] for index in kept]
     return records.taken(kept, values, keys), failed
 
 
@@ -512,18 +512,18 @@ def _general(
     values: list[Any] = []
     keys: list[Any] = []
     failed = 0
-    for at, value in enumerate(records.values):
-        key = None if records.keys is None else records.keys[at]
+    for index, value in enumerate(records.values):
+        key = None if records.keys is None else records.keys[index]
         if enter is not None and records.windows is not None:
-            enter(records.windows[at])
+            enter(records.windows[index])
         try:
             results = step.one(key, value)
         except Exception as error:
-            failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
+            failures.note(step.name, error, value, place(records.at[index]), partial=step.partial)
             failed += 1
             continue
         for new_key, new_value in results:
-            kept.append(at)
+            kept.append(index)
             values.append(new_value)
             keys.append(new_key)
     has_keys = any(key is not None for key in keys)

@@ -151,7 +151,7 @@ def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
         return keys
     hashes = key_hashes([pa.array(keys, pa.string())], rows=len(keys))
     subtasks = subtasks_for_hashes(hashes, task.parallelism).tolist()
-    return [key for key, at in zip(keys, subtasks, strict=True) if at == task.task_index]
+    return [key for key, subtask in zip(keys, subtasks, strict=True) if subtask == task.task_index]
 
 
 class RowStore(Store):

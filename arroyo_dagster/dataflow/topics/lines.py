@@ -201,12 +201,12 @@ class Lines:
         """Return positions at which to split; none for CSV, since a line end can be quoted."""
         step = max(MIN_SPLIT_BYTES, -(-(end - start) // MAX_SPLITS))
         cuts: list[int] = []
-        at = start + step
-        while at < end and not self._quoted:
-            at = self._behind_line(folder, name, at - 1, end)
-            if at < end:
-                cuts.append(at)
-            at += step
+        cut = start + step
+        while cut < end and not self._quoted:
+            cut = self._behind_line(folder, name, cut - 1, end)
+            if cut < end:
+                cuts.append(cut)
+            cut += step
         return cuts
 
     def _behind_line(self, folder: Folder, name: str, at: int, end: int) -> int:
@@ -229,16 +229,16 @@ class Lines:
         self, folder: Folder, name: str, start: int, end: int
     ) -> Iterator[tuple[int, bytes, Positions]]:
         """Yield whole lines: their position in the file, their bytes, and the end of each."""
-        data, at = b"", start
-        while at < end:
-            block = folder.read(name, at + len(data), min(BLOCK_BYTES, end - at - len(data)))
+        data, pos = b"", start
+        while pos < end:
+            block = folder.read(name, pos + len(data), min(BLOCK_BYTES, end - pos - len(data)))
             data += block
             ends = record_ends(data, quoted=self._quoted)
             if not block and data and not (len(ends) and ends[-1] == len(data)):
                 ends = np.append(ends, len(data))
             if len(ends):
-                yield at, data, ends
-                data, at = data[int(ends[-1]) :], at + int(ends[-1])
+                yield pos, data, ends
+                data, pos = data[int(ends[-1]) :], pos + int(ends[-1])
             if not block:
                 return
 
@@ -265,28 +265,28 @@ class CsvRows(Lines):
         """
         rows = self._lines(folder, name, start, end)
         header = self._header(folder, name)
-        for at, line in rows:
-            if at == 0 or not line.strip():
+        for position, line in rows:
+            if position == 0 or not line.strip():
                 continue
-            cells = _cells(line, folder, name, at)
+            cells = _cells(line, folder, name, position)
             if len(cells) != len(header):
                 raise FormatError(
                     f"a row has {len(cells)} cells, its header {len(header)} columns",
                     path=folder.where,
                     file=name,
-                    position=at,
+                    position=position,
                 )
-            yield Found(at, self.encode(dict(zip(header, cells, strict=True))))
+            yield Found(position, self.encode(dict(zip(header, cells, strict=True))))
 
     def _lines(
         self, folder: Folder, name: str, start: int, end: int
     ) -> Iterator[tuple[int, bytes]]:
         """Yield each line with its position, without its line end and byte order mark."""
-        for at, data, ends in self._blocks(folder, name, start, end):
+        for position, data, ends in self._blocks(folder, name, start, end):
             begin = 0
             for stop in ends.tolist():
                 line = data[begin:stop].rstrip(b"\r\n")
-                yield at + begin, line.removeprefix(_BOM) if at + begin == 0 else line
+                yield position + begin, line.removeprefix(_BOM) if position + begin == 0 else line
                 begin = stop
 
     def batches(

@@ -84,7 +84,7 @@ class ParquetRows:
                 yield text_batch(rows.column(0).combine_chunks(), number, first)
                 continue
             records = (
-                Found(at, self.encode(row)) for at, row in enumerate(plain_rows(rows), start=first)
+                Found(i, self.encode(row)) for i, row in enumerate(plain_rows(rows), start=first)
             )
             yield from record_batches(records, number)
 

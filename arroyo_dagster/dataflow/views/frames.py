@@ -125,10 +125,10 @@ class Frame:
 
         Takes the same time at any number of keys. Errors as in `key`.
         """
-        at = self._lookup.find(key)
-        if at is None:
+        index = self._lookup.find(key)
+        if index is None:
             return None
-        row = self._frame.row(at, named=True)
+        row = self._frame.row(index, named=True)
         del row[KEY]
         return row
 

@@ -281,10 +281,10 @@ def _closing(tokens: Sequence[SqlToken], opened: int) -> int | None:
     if opened >= len(tokens) or tokens[opened].text != "(":
         return None
     depth = 0
-    for at in range(opened, len(tokens)):
-        depth += {"(": 1, ")": -1}.get(tokens[at].text, 0)
+    for index in range(opened, len(tokens)):
+        depth += {"(": 1, ")": -1}.get(tokens[index].text, 0)
         if depth == 0:
-            return at
+            return index
     return None
 
 

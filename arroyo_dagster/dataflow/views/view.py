@@ -141,10 +141,10 @@ class StateView:
 
         Takes the same time at any number of keys.
         """
-        at = self._lookup.find(key)
-        if at is None:
+        index = self._lookup.find(key)
+        if index is None:
             return None
-        row = self.stored.row(at, named=True)
+        row = self.stored.row(index, named=True)
         if self._ttl_ms is not None and self._hidden(row[UPDATED_AT]):
             return None
         if self.state.value_kind is not ValueKind.ROW:

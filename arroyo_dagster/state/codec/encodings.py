@@ -95,10 +95,10 @@ def _batch_rows(rows: pa.Table) -> int | None:
 
 def with_dictionaries(schema: pa.Schema, columns: Collection[int]) -> pa.Schema:
     """Return a schema with some columns, by index, as dictionaries of their type."""
-    for at in columns:
-        field = schema.field(at)
+    for index in columns:
+        field = schema.field(index)
         if not pa.types.is_dictionary(field.type):
-            schema = schema.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
+            schema = schema.set(index, field.with_type(pa.dictionary(pa.int32(), field.type)))
     return schema
 
 
@@ -109,7 +109,7 @@ def leaf_paths(schema: pa.Schema) -> tuple[str, ...]:
     with pq.ParquetWriter(sink, schema, use_compliant_nested_type=False):
         pass
     parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return tuple(parquet.column(at).path for at in range(len(parquet)))
+    return tuple(parquet.column(leaf).path for leaf in range(len(parquet)))
 
 
 def _by_path(paths: Sequence[str], chosen: Sequence[LeafEncoding]) -> dict[str, LeafEncoding]:
@@ -141,7 +141,7 @@ def _leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
 def _children(array: pa.Array) -> Sequence[pa.Array]:
     kind = array.type
     if pa.types.is_struct(kind):
-        return tuple(array.field(at) for at in range(kind.num_fields))
+        return tuple(array.field(index) for index in range(kind.num_fields))
     _, values = list_elements(array)
     return _children(values) if pa.types.is_map(kind) else (values,)
 

@@ -77,8 +77,8 @@ def encode_single_rows(rows: pa.Table) -> bytes:
     """
     wide = rows.num_rows * _WIDE_BYTES
     compression = {
-        field.name: "zstd" if rows.column(at).nbytes > wide else "none"
-        for at, field in enumerate(rows.schema)
+        field.name: "zstd" if rows.column(index).nbytes > wide else "none"
+        for index, field in enumerate(rows.schema)
     }
     settings = {
         **_settings(),
@@ -120,10 +120,10 @@ class RowsEncoder:
 
     def write(self, rows: pa.Table, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> None:
         """Add rows as one row group, or as several if there are more than `row_group_rows`."""
-        for at, (field, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
+        for index, (field, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
             if field.type != stored.type:
                 # A second dictionary would end the dictionary encoding of the column.
-                rows = rows.set_column(at, field, rows.column(at).unify_dictionaries())
+                rows = rows.set_column(index, field, rows.column(index).unify_dictionaries())
         if self._writer is None:
             self._writer = self._open(rows, row_group_rows)
         self._writer.write_table(rows, row_group_size=row_group_rows)
@@ -162,7 +162,7 @@ class RowsEncoder:
 
 def _is_flat(schema: pa.Schema, place: int) -> bool:
     """Return whether the column at `place` is the Parquet column with the same index."""
-    return not any(pa.types.is_nested(schema.field(at).type) for at in range(place))
+    return not any(pa.types.is_nested(schema.field(index).type) for index in range(place))
 
 
 def encode_pairs(
@@ -333,7 +333,7 @@ def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -
 
 
 def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
-    return [footer.row_group(at) for at in range(footer.num_row_groups)]
+    return [footer.row_group(index) for index in range(footer.num_row_groups)]
 
 
 def source_size(source: bytes | BinaryIO) -> int:

@@ -108,8 +108,8 @@ def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
     names = unique_names(rows.schema.names)
     columns = [[plain_scalar(scalar) for scalar in column] for column in rows.columns]
     return [
-        {name: column[at] for name, column in zip(names, columns, strict=True)}
-        for at in range(rows.num_rows)
+        {name: column[row] for name, column in zip(names, columns, strict=True)}
+        for row in range(rows.num_rows)
     ]
 
 

@@ -71,13 +71,13 @@ class KnownFooter:
     def rows(self) -> tuple[int, ...]:
         """The number of rows in each row group."""
         groups = range(self.metadata.num_row_groups)
-        return tuple(self.metadata.row_group(at).num_rows for at in groups)
+        return tuple(self.metadata.row_group(group).num_rows for group in groups)
 
     @cached_property
     def encoded_bytes(self) -> tuple[int, ...]:
         """The size of each row group, not compressed."""
         groups = range(self.metadata.num_row_groups)
-        return tuple(max(0, self.metadata.row_group(at).total_byte_size) for at in groups)
+        return tuple(max(0, self.metadata.row_group(group).total_byte_size) for group in groups)
 
     @cached_property
     def stored_bytes(self) -> tuple[int, ...]:
@@ -226,7 +226,7 @@ class DataFile:
                 next_step="keep the object; restore an epoch that does not list it",
             )
         places = [indexes.index(column) for column in columns]
-        columns_in_order = [rows.column(at) for at in places]
+        columns_in_order = [rows.column(place) for place in places]
         fields = [
             self.schema.field(column).with_type(values.type)
             for column, values in zip(columns, columns_in_order, strict=True)
@@ -240,7 +240,7 @@ class DataFile:
             dictionaries: text columns by index, to return as dictionaries if the file encodes them
                 so. Others of the same name may be returned as dictionaries, too.
         """
-        texts = [self.schema.field(at).name for at in dictionaries if self._has_dictionary(at)]
+        texts = [self.schema.field(i).name for i in dictionaries if self._has_dictionary(i)]
         leaves = [leaf for column in self._leaves for leaf in column]
         if self.rows <= batch_rows and not texts:
             with decoding(self._path):
@@ -272,15 +272,13 @@ class DataFile:
     @property
     def repeating_texts(self) -> frozenset[int]:
         """The text columns, by index, whose values repeat so often that dictionaries save work."""
-        texts = [at for at, field in enumerate(self.schema) if field.type in _TEXTS]
-        self._check([self._leaves[at].start for at in texts])
-        return frozenset(
-            at for at in texts if self._has_dictionary(at) and self._width(at) <= _NARROW
-        )
+        texts = [column for column, field in enumerate(self.schema) if field.type in _TEXTS]
+        self._check([self._leaves[column].start for column in texts])
+        return frozenset(i for i in texts if self._has_dictionary(i) and self._width(i) <= _NARROW)
 
     def _chunks(self, column: int) -> list[pq.ColumnChunkMetaData]:
         footer, leaf = self._file.metadata, self._leaves[column].start
-        return [footer.row_group(at).column(leaf) for at in range(footer.num_row_groups)]
+        return [footer.row_group(group).column(leaf) for group in range(footer.num_row_groups)]
 
     def _has_dictionary(self, column: int) -> bool:
         chunks = self._chunks(column)
@@ -440,7 +438,7 @@ def _leaf_count(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
     if types.is_struct(kind):
-        return sum(_leaf_count(kind.field(at).type) for at in range(kind.num_fields))
+        return sum(_leaf_count(kind.field(i).type) for i in range(kind.num_fields))
     if types.is_map(kind):
         return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):

@@ -366,7 +366,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
     if types.is_fixed_size_list(kind):
         return pa.list_(_field_without_views(kind.value_field), kind.list_size)
     if types.is_struct(kind):
-        return pa.struct([_field_without_views(kind.field(at)) for at in range(kind.num_fields)])
+        return pa.struct([_field_without_views(kind.field(i)) for i in range(kind.num_fields)])
     if types.is_map(kind):
         items = (_field_without_views(kind.key_field), _field_without_views(kind.item_field))
         return pa.map_(*items, keys_sorted=kind.keys_sorted)

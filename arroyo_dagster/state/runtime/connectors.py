@@ -56,7 +56,7 @@ def row_splits(start: Offset, end: Offset, splits: int) -> list[RowRange]:
     """Divide the rows between two offsets `{"row": n}` into about equal ranges, in order."""
     first, last = int(start["row"]), int(end["row"])
     step = -(-(last - first) // splits) if last > first else 1
-    return [RowRange(at, min(at + step, last)) for at in range(first, last, step)]
+    return [RowRange(begin, min(begin + step, last)) for begin in range(first, last, step)]
 
 
 _HEAD_ROWS = 1000
@@ -423,5 +423,5 @@ def _copy(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
 
 
 def _delete_staged(store: ObjectStore, staged: Sequence[StatePath]) -> None:
-    for at in range(0, len(staged), BATCH):
-        store.delete_many(staged[at : at + BATCH])
+    for start in range(0, len(staged), BATCH):
+        store.delete_many(staged[start : start + BATCH])

@@ -120,16 +120,16 @@ class MemoryStore:
         objects: list[ObjectInfo] = []
         prefixes: list[StatePath] = []
         with self._listed() as keys:
-            at, end = bisect_left(keys, below), _end(keys, below)
-            while at < end:
-                info = self._root.objects[keys[at]][1]
-                slash = keys[at].find("/", len(below))
+            index, end = bisect_left(keys, below), _end(keys, below)
+            while index < end:
+                info = self._root.objects[keys[index]][1]
+                slash = keys[index].find("/", len(below))
                 if slash < 0:
                     objects.append(info)
-                    at += 1
+                    index += 1
                 else:
                     prefixes.append(StatePath("/".join(info.path.split("/")[:depth])))
-                    at = _end(keys, keys[at][: slash + 1])
+                    index = _end(keys, keys[index][: slash + 1])
         return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
 
     def head(self, path: StatePath) -> ObjectInfo | None:

@@ -150,7 +150,7 @@ class ExpiringTimeKeyTable:
         live = LiveRows(self.form.only(needed))
         live.replay(parts)
         live.evict(cutoff_micros)
-        return live.rows().select([needed.index(at) for at in indexes])
+        return live.rows().select([needed.index(index) for index in indexes])
 
     def checkpoint(self, files: EpochFiles) -> ExpiringTimeKeyTableCheckpointer:
         """Open a checkpointer for the changes until the barrier of `files.epoch`."""

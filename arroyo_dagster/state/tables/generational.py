@@ -165,7 +165,7 @@ class Newest:
         return rows, KeyIndex(self._keys(rows), np.concatenate(self._hashes), order)
 
     def _keys(self, rows: pa.Table) -> list[pa.ChunkedArray]:
-        return [rows.column(at) for at in self._layout.keys]
+        return [rows.column(index) for index in self._layout.keys]
 
     def _newest_at(self, rows: pa.Table) -> npt.NDArray[np.int64]:
         if can_index([key.type for key in self._keys(rows)]):

@@ -70,8 +70,8 @@ class KeySet:
         near = np.flatnonzero(mask)
         if len(near):
             near_hashes = hashes[near]
-            at = np.searchsorted(self._hashes, near_hashes)
-            mask[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == near_hashes
+            places = np.searchsorted(self._hashes, near_hashes)
+            mask[near] = self._hashes[np.minimum(places, len(self._hashes) - 1)] == near_hashes
         return mask
 
     @staticmethod
@@ -117,24 +117,24 @@ class KeyIndex:
         if not len(words) or not rows:
             return current
         hashes = self._cut(hashes_of(wanted))
-        at = np.searchsorted(words, hashes)
+        ranks = np.searchsorted(words, hashes)
         left = np.arange(rows)
         while len(left):
-            at = np.minimum(at, len(words) - 1)
-            same_hash = self._cut(words[at]) == hashes[left]
-            at, left = at[same_hash], left[same_hash]
-            places = self._row_of(words[at])
+            ranks = np.minimum(ranks, len(words) - 1)
+            same_hash = self._cut(words[ranks]) == hashes[left]
+            ranks, left = ranks[same_hash], left[same_hash]
+            places = self._row_of(words[ranks])
             same = self._equal(places, [column.take(pa.array(left)) for column in wanted])
             current[left[same]] = places[same]
             # Another key has the same hash: the wanted one may follow it.
-            at, left = at[~same] + 1, left[~same]
-            inside = at < len(words)
-            at, left = at[inside], left[inside]
+            ranks, left = ranks[~same] + 1, left[~same]
+            inside = ranks < len(words)
+            ranks, left = ranks[inside], left[inside]
         return current
 
     def _equal(self, places: RowPlaces, wanted: Sequence[Column]) -> npt.NDArray[np.bool_]:
-        at = pa.array(places)
-        return _all_equal([column.take(at) for column in self._columns], wanted)
+        rows = pa.array(places)
+        return _all_equal([column.take(rows) for column in self._columns], wanted)
 
     # ---- current rows ----------------------------------------------------------------------------
 

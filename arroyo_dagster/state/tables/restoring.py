@@ -203,8 +203,8 @@ class _Opened:
         """Return the rows of a piece that are within the retention; `timestamp_index`: of event
         time, if not all columns were read.
         """
-        at = self.table.timestamp_index if timestamp_index is None else timestamp_index
-        return fresh_rows(part, self.plan, at)
+        index = self.table.timestamp_index if timestamp_index is None else timestamp_index
+        return fresh_rows(part, self.plan, index)
 
 
 def accumulator_tables(operator: OperatorCheckpoint, *, managed: bool) -> list[TableName]:

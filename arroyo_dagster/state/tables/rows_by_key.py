@@ -135,7 +135,7 @@ class RowsByKey(LiveRows):
         return self._index
 
     def _keys_of(self, rows: pa.Table) -> list[_Key]:
-        columns = [plain_column(rows.column(at)) for at in self._form.key_indices]
+        columns = [plain_column(rows.column(index)) for index in self._form.key_indices]
         return list(zip(*columns, strict=True)) if columns else [()] * rows.num_rows
 
     # ---- removing --------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class TimeFileReader:
             data = self._open_begin(file, part)
             if data.size_bytes > CHUNK_BYTES:
                 sizes = data.footer.stored_bytes
-                if sum(sizes[at] for at in self._groups(data, file, part)) > CHUNK_BYTES:
+                if sum(sizes[group] for group in self._groups(data, file, part)) > CHUNK_BYTES:
                     data.close()
                     return self._in_chunks(file, part)
             with closing(data):
@@ -164,7 +164,7 @@ class TimeFileReader:
     def _decoded(
         self, data: DataFile, where: _Places, groups: Sequence[int], part: ReadRequest
     ) -> StoredRows:
-        batches = batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
+        batches = batch_numbers([data.row_groups[g] for g in groups]) if part.batches else None
         rows = data.read(where.places, groups, repeating=(data.schema.names[-1],))
         return self._stored(rows, where, part, batches)
 
@@ -172,14 +172,14 @@ class TimeFileReader:
         sources = self._sources(data.schema, file)
         operation = len(data.schema) - 1
         covered = part.keys.covers(file.min_routing_key, file.max_routing_key)
-        needed = {source for at in part.columns if (source := sources[at]) is not None}
+        needed = {source for index in part.columns if (source := sources[index]) is not None}
         needed |= {operation} if covered else {operation - 1, operation}
         places = tuple(sorted(needed))
         return _Places(
             places=places,
             sources=tuple(
-                None if (source := sources[at]) is None else places.index(source)
-                for at in part.columns
+                None if (source := sources[index]) is None else places.index(source)
+                for index in part.columns
             ),
             key_hash=None if covered else places.index(operation - 1),
             operation=places.index(operation),
@@ -197,10 +197,10 @@ class TimeFileReader:
             rows = rows.filter(inside)
             batches = None if batches is None else batches[inside.to_numpy()]
         columns = [
-            self._column(rows, at, source)
-            for at, source in zip(part.columns, where.sources, strict=True)
+            self._column(rows, index, source)
+            for index, source in zip(part.columns, where.sources, strict=True)
         ]
-        schema = pa.schema([self._schema.field(at) for at in part.columns])
+        schema = pa.schema([self._schema.field(index) for index in part.columns])
         stored = pa.Table.from_arrays(columns, schema=schema)
         return StoredRows(stored, rows.column(where.operation), batches)
 
@@ -225,12 +225,12 @@ class TimeFileReader:
         data = DataFile(source, file.path)
         sources = self._sources(data.schema, file)
         if texts is None:
-            texts = [at for at, place in enumerate(sources) if place in data.repeating_texts]
+            texts = [index for index, place in enumerate(sources) if place in data.repeating_texts]
         schema = with_dictionaries(self._schema, texts)
-        places = {place for at in texts if (place := sources[at]) is not None}
+        places = {place for index in texts if (place := sources[index]) is not None}
         for rows in data.stream(batch_rows, dictionaries=places):
             columns = [
-                self._as(schema.field(at).type, rows, source) for at, source in enumerate(sources)
+                self._as(schema.field(i).type, rows, source) for i, source in enumerate(sources)
             ]
             yield pa.Table.from_arrays(columns, schema=schema)
 
@@ -379,12 +379,12 @@ def _neighbours(groups: Sequence[int], sizes: Sequence[int]) -> Iterator[list[in
     """Divide row groups into runs of up to `CHUNK_BYTES` as stored; a larger one is alone."""
     run: list[int] = []
     run_bytes = 0
-    for at in groups:
-        size = sizes[at]
+    for group in groups:
+        size = sizes[group]
         if run and run_bytes + size > CHUNK_BYTES:
             yield run
             run, run_bytes = [], 0
-        run.append(at)
+        run.append(group)
         run_bytes += size
     if run:
         yield run

@@ -90,7 +90,7 @@ class TimeView:
         indices = self._table.key_indices
         batch = checked.combine_chunks().to_batches()[0]
         operations = delete_keys_of(
-            [self.schema.field(at) for at in indices], [batch.column(at) for at in indices]
+            [self.schema.field(i) for i in indices], [batch.column(i) for i in indices]
         )
         self._send(TableChange(self._name, RecordBatch(batch, operations)))
         self._drop(checked)
@@ -286,16 +286,16 @@ class KeyTimeView(ExpiringTimeKeyView):
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
         keys = set(table.key_indices)
-        self._values = [at for at in range(len(table.memory_schema)) if at not in keys]
+        self._values = [i for i in range(len(table.memory_schema)) if i not in keys]
 
     def _empty(self) -> LiveRows:
-        nested = (pa.types.is_nested(self.schema.field(at).type) for at in self._table.key_indices)
+        nested = (pa.types.is_nested(self.schema.field(i).type) for i in self._table.key_indices)
         return LiveRows(self._table.form) if any(nested) else RowsByKey(self._table.form)
 
     @property
     def value_schema(self) -> pa.Schema:
         """The columns that are not keys, in the order of the table."""
-        return pa.schema([self.schema.field(at) for at in self._values])
+        return pa.schema([self.schema.field(index) for index in self._values])
 
     def get(self, *key: object) -> pa.Table:
         """Return the rows of a storage key, without its columns; no rows if there is no such key.
@@ -427,7 +427,7 @@ class UncachedKeyValueView(TimeView):
             raise InputError(
                 f"the table has no column {unknown[0]!r}", table=self._name, columns=names
             )
-        return [at for at, name in enumerate(names) if columns is None or name in columns]
+        return [i for i, name in enumerate(names) if columns is None or name in columns]
 
 
 def _equal_keys(
@@ -435,8 +435,8 @@ def _equal_keys(
 ) -> pa.ChunkedArray:
     """Return which rows have these values, as `of_scalars`, but also for nested values."""
     both = [
-        pa.chunked_array([pa.repeat(scalar, 1), *rows.column(at).chunks], scalar.type)
-        for at, scalar in zip(indices, scalars, strict=True)
+        pa.chunked_array([pa.repeat(scalar, 1), *rows.column(index).chunks], scalar.type)
+        for index, scalar in zip(indices, scalars, strict=True)
     ]
     codes = group_codes(both, rows.num_rows + 1)
     return pa.chunked_array([pa.array(codes[1:] == codes[0])])

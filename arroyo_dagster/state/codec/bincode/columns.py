@@ -183,8 +183,8 @@ def _cursors(data: pa.Array) -> Iterator[_Cursor]:
         first, last = int(bounds[start]), int(bounds[stop])
         part = np.zeros(last - first + _PADDING, dtype=np.uint8)
         part[: last - first] = raw[first:last]
-        at = bounds[start : stop + 1] - first
-        yield _Cursor(part, at[:-1], at[1:], np.arange(start, stop))
+        edges = bounds[start : stop + 1] - first
+        yield _Cursor(part, edges[:-1], edges[1:], np.arange(start, stop))
         start = stop
 
 

@@ -86,8 +86,8 @@ class _Aes:
 
     def _upto_64(self, state: _State, runs: Runs) -> _State:
         ends = runs.starts + runs.lengths
-        for at in (runs.starts, runs.starts + 16, ends - 32, ends - 16):
-            state = self._feed(state, _lanes_at(runs, at))
+        for starts in (runs.starts, runs.starts + 16, ends - 32, ends - 16):
+            state = self._feed(state, _lanes_at(runs, starts))
         return state
 
     def _longer(self, state: _State, runs: Runs) -> _State:

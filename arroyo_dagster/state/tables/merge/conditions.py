@@ -28,8 +28,8 @@ class KeyRows:
     def mask(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
         """Return for each row whether it is one of them."""
         mask = pa.array([True] * rows.num_rows, pa.bool_())
-        for at, value in zip(self.columns, self.values, strict=True):
-            column = rows.column(at)
+        for index, value in zip(self.columns, self.values, strict=True):
+            column = rows.column(index)
             same = pc.is_null(column) if not value.is_valid else pc.equal(column, value)
             mask = pc.and_(mask, pc.fill_null(same, False))
         return mask

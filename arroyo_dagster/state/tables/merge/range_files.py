@@ -36,9 +36,9 @@ def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
     starts = np.array([keys.start for keys in ranges], np.uint64)
     ends = np.array([keys.end for keys in ranges], np.uint64)
     low, high = hashes.min(), hashes.max()
-    for at, keys in enumerate(ranges):
+    for index, keys in enumerate(ranges):
         if keys.covers(int(low), int(high)):
-            return [(at, rows)]
+            return [(index, rows)]
     owners = np.searchsorted(starts, hashes, side="right") - 1
     owners[(owners < 0) | (hashes > ends[owners])] = -1
     return _split_by_owner(rows, owners, len(ranges))
@@ -50,9 +50,9 @@ def _split_by_owner(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -
     taken = rows.take(pa.array(order[edges[0] :]))
     base = int(edges[0])
     return [
-        (at, taken.slice(int(edges[at]) - base, int(edges[at + 1] - edges[at])))
-        for at in range(count)
-        if edges[at + 1] > edges[at]
+        (i, taken.slice(int(edges[i]) - base, int(edges[i + 1] - edges[i])))
+        for i in range(count)
+        if edges[i + 1] > edges[i]
     ]
 
 
@@ -151,14 +151,14 @@ class RangeFiles:
 
     def close(self) -> Mapping[int, Sequence[TimeFile]]:
         """Write the remaining rows, and return all files: by key range, in replay order."""
-        for at in sorted(self._open):
-            self._close(at)
-        return {at: self._closed[at] for at in sorted(self._closed)}
+        for index in sorted(self._open):
+            self._close(index)
+        return {index: self._closed[index] for index in sorted(self._closed)}
 
     def close_files(self) -> None:
         """Close the open files; later rows are written to new ones."""
-        for at in list(self._open):
-            self._close(at)
+        for index in list(self._open):
+            self._close(index)
 
     def _close(self, at: int) -> None:
         file = self._open.pop(at)

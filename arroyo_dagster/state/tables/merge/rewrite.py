@@ -173,7 +173,7 @@ def _read(
         if not covered:
             groups = data.groups_within(width - 2, keys.start, keys.end, groups)
         rows = data.read(range(width), groups)
-        batches = batch_numbers([rows_of[at] for at in groups])
+        batches = batch_numbers([rows_of[group] for group in groups])
     if not covered:
         inside = in_range(rows.column(width - 2), keys)
         rows, batches = rows.filter(inside), batches[inside.to_numpy()]

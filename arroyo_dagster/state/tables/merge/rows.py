@@ -209,13 +209,13 @@ class _RowsMerging:
         with closing(self._chunks(merge.ranges, self._with_texts)) as chunks:
             for file, chunk in chunks:
                 tally.read[file.path] = tally.read.get(file.path, 0) + chunk.num_rows
-                for at, rows in routes(chunk, merge.ranges):
+                for index, rows in routes(chunk, merge.ranges):
                     if merge.from_oldest and not _inserts_only(rows):
                         raise _ActOnEachOther
                     tally.rows_in += rows.num_rows
                     kept = self._not_removed(self._not_expired(rows))
-                    self._digest_of(at, kept.schema).add(kept)
-                    self._files.add(at, kept)
+                    self._digest_of(index, kept.schema).add(kept)
+                    self._files.add(index, kept)
         tally.before = sum((digest.finish() for digest in self._in_order.values()), RowsDigest())
 
     def _with_texts(
@@ -253,7 +253,7 @@ class _RowsMerging:
         if self._table.is_divisible:
             bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
             count = min(_MAX_RANGES, 1 + bytes_of_range // self._merge.form.memory_bytes)
-        for at, keys in enumerate(self._merge.ranges):
+        for index, keys in enumerate(self._merge.ranges):
             left = list(reversed(subranges(keys, count)))
             while left:
                 piece = left.pop()
@@ -261,7 +261,7 @@ class _RowsMerging:
                 if isinstance(held, _TooMuch):
                     left.extend(reversed(held.ranges))
                     continue
-                self._files.add(at, self._merged(held))
+                self._files.add(index, self._merged(held))
                 if left and self._merge.form.sort is SortOrder.TIME:
                     self._files.close_files()  # every file is sorted by time
 
@@ -316,8 +316,8 @@ class _RowsMerging:
         movable = not act or (sort is SortOrder.KEY and self._table.is_divisible)
         if sort is SortOrder.REPLAY or not movable:
             return rows
-        at = rows.num_columns - 2 if sort is SortOrder.KEY else self._table.timestamp_index
-        return rows.take(pc.sort_indices(rows.column(at)))  # stable
+        index = rows.num_columns - 2 if sort is SortOrder.KEY else self._table.timestamp_index
+        return rows.take(pc.sort_indices(rows.column(index)))  # stable
 
     # ---- reading back ----------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class _RowsMerging:
         """Return the digest of the rows in the new files: in their order, if it was kept."""
         if self._in_order:
             return sum(
-                (self._read_in_order(at, files) for at, files in written.items()), RowsDigest()
+                (self._read_in_order(i, files) for i, files in written.items()), RowsDigest()
             )
         total = RowsDigest()
         for files in written.values():
@@ -368,7 +368,7 @@ class _RowsMerging:
 
 def _dictionaries(schema: pa.Schema) -> frozenset[int]:
     """Return the columns of text that are dictionaries in these rows."""
-    return frozenset(at for at, field in enumerate(schema) if pa.types.is_dictionary(field.type))
+    return frozenset(i for i, field in enumerate(schema) if pa.types.is_dictionary(field.type))
 
 
 def _inserts_only(rows: pa.Table) -> bool:
