@@ -116,13 +116,13 @@ class Converter:
 
     def _later(self, declared: NamedType, make: Callable[[Converter, TypeDef], Convert]) -> Convert:
         """Return a converter that is built at its first use, since types can be recursive."""
-        made: list[Convert] = []
+        converters: list[Convert] = []
 
         def convert(value: Any) -> Any:
-            if not made:
+            if not converters:
                 resolved = self._resolved(declared)
-                made.append(as_record if resolved is None else make(self, resolved))
-            return made[0](value)
+                converters.append(as_record if resolved is None else make(self, resolved))
+            return converters[0](value)
 
         return convert
 
@@ -136,7 +136,7 @@ class Converter:
         def convert(value: Any) -> Record:
             if not isinstance(value, dict):
                 raise ValueError(f"expected an object, found {_kind(value)}")
-            made: dict[str, Any] = {}
+            values: dict[str, Any] = {}
             for name, written, decode, optional in members:
                 item = value.get(written)
                 if item is None and written not in value:
@@ -144,10 +144,10 @@ class Converter:
                     if other is not None or not optional:
                         raise ValueError(self._missing(written, other))
                 if item is None and optional:
-                    made[name] = None
+                    values[name] = None
                 else:
-                    made[name] = _inside(name, decode, item)
-            return Record(made)
+                    values[name] = _inside(name, decode, item)
+            return Record(values)
 
         return _usual_object(members, [member.type for member in declared.members], convert)
 
@@ -234,15 +234,15 @@ class Converter:
             if unknown := [str(name) for name in value if name not in names]:
                 hint = did_you_mean(unknown[0], names)
                 raise ValueError(f"the type has no member `{unknown[0]}`{hint}")
-            made: dict[str, Any] = {}
+            document: dict[str, Any] = {}
             for name, attribute, written, encode, optional in members:
                 item = value.get(name, value.get(attribute))
                 if item is None and optional:
                     continue
                 if item is None and name not in value and attribute not in value:
                     raise ValueError(f"member `{name}` is missing")
-                made[written] = _inside(name, encode, item)
-            return made
+                document[written] = _inside(name, encode, item)
+            return document
 
         return convert
 

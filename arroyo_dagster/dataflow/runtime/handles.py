@@ -349,8 +349,8 @@ class Row:
         raise unknown_name("column", name, names, state=slot.state.name)
 
     def __repr__(self) -> str:
-        shown = (f"{name}={value!r}" for name, value in self.to_dict().items())
-        return f"Row({', '.join(shown)})"
+        columns = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"Row({', '.join(columns)})"
 
     def __alive(self) -> RowSlot:
         slot = self.__slot

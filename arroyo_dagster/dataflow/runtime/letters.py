@@ -62,7 +62,7 @@ class Letter:
 
     def encode(self) -> bytes:
         """Return it as JSON; bytes that are no UTF-8 as base64."""
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "service": self.service,
             "step": self.step,
             "reason": self.reason,
@@ -76,7 +76,7 @@ class Letter:
             "value": _json_of(self.value),
             "partial": self.partial,
         }
-        return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode(
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(
             errors="backslashreplace"
         )
 

@@ -105,13 +105,13 @@ class Travel:
             columns: the new columns by name.
         """
         everything = isinstance(at, range) and len(at) == origin.num_rows
-        taken = None if everything else pa.array(at, pa.int64())
+        indexes = None if everything else pa.array(at, pa.int64())
         names = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
         carried = {name: column(origin, name) for name in names}
         if self.raw is not None:
             carried |= _raw_columns(origin)
-        if taken is not None:
-            carried = {name: column.take(taken) for name, column in carried.items()}
+        if indexes is not None:
+            carried = {name: column.take(indexes) for name, column in carried.items()}
         return self.batch({**carried, **columns})
 
 

@@ -213,10 +213,10 @@ class RecordsOperator(ServiceOperator):
                     partial=self.plan.partial_before_window,
                 )
                 continue
-            taken = event_time.accept(time)
-            if taken:
+            accepted = event_time.accept(time)
+            if accepted:
                 kept.append(index)
-                windows.append(taken)
+                windows.append(accepted)
         if self._timestamp is not None:
             self.metrics.count(self._timestamp.plan.name, succeeded=len(records) - failed)
         late = len(records) - failed - len(kept)
@@ -379,10 +379,10 @@ class KeyAssigner:
                 return text, _kind(TEXT_KEY, len(keys)), records
             keys = keys.to_list()
         if self._key_types in ((), (ScalarType.STRING,)):
-            made = _texts(keys)
-            if made is not None:
+            all_texts = _texts(keys)
+            if all_texts is not None:
                 self._metrics.count(function.plan.name, succeeded=len(keys))
-                return made, _kind(TEXT_KEY, len(keys)), records
+                return all_texts, _kind(TEXT_KEY, len(keys)), records
         texts: list[str] = []
         kinds: list[int] = []
         kept: list[int] = []

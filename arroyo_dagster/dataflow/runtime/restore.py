@@ -67,6 +67,6 @@ class UnreadRows:
         ttl, updated = self._state.ttl_ms, self._updated_ms
         if ttl is None or updated is None:
             return 0
-        gone = np.flatnonzero(self._left & (now_ms - updated >= ttl))
-        self.drop(gone)
-        return len(gone)
+        expired = np.flatnonzero(self._left & (now_ms - updated >= ttl))
+        self.drop(expired)
+        return len(expired)

@@ -221,12 +221,12 @@ class SegmentSource(Source):
                     self._trim(writer)
 
     def _trim(self, writer: str) -> None:
-        taken = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
-        before = min(int(offset["epoch"]) for offset in taken) - EPOCHS_KEPT
+        offsets = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
+        before = min(int(offset["epoch"]) for offset in offsets) - EPOCHS_KEPT
         if before < self._trimmed[writer] + EPOCHS_KEPT:
             return  # list only every `EPOCHS_KEPT` epochs
-        gone = [segment.path for segment in self._segments(writer, 0) if segment.epoch <= before]
-        if not self._store.delete_many(gone).failed:
+        paths = [segment.path for segment in self._segments(writer, 0) if segment.epoch <= before]
+        if not self._store.delete_many(paths).failed:
             self._trimmed[writer] = before
 
     def exhausted(self, offset: Offset) -> bool:

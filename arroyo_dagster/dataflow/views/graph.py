@@ -52,16 +52,16 @@ def _nodes(dataflow: Dataflow) -> Iterator[str]:
 
 def _edges(dataflow: Dataflow) -> Iterator[str]:
     for service in dataflow.services.values():
-        here = _node("service", service.name)
+        service_node = _node("service", service.name)
         for end in service.sources:
             if end.id is not None:
-                yield f"  {_node(end.kind, end.id)} -> {here};"
+                yield f"  {_node(end.kind, end.id)} -> {service_node};"
         for end in service.sinks:
             if end.id is not None:
-                yield f"  {here} -> {_node(end.kind, end.id)};"
+                yield f"  {service_node} -> {_node(end.kind, end.id)};"
         for state in service.states.values():
             state_node = _node("state", _state(state))
             if state.ref is None:
-                yield f"  {here} -> {state_node};"
+                yield f"  {service_node} -> {state_node};"
             else:
-                yield f"  {state_node} -> {here} [style=dashed];"
+                yield f"  {state_node} -> {service_node} [style=dashed];"

@@ -177,8 +177,8 @@ class SnapshotReader:
             touched = table.read(files, self._keys, columns=table.key_indices)
             keys = pa.concat_tables([part.rows for part in touched])
             names = [KEY] if not windowed else [WINDOW_START, WINDOW_END, KEY]
-            gone = cast(pl.DataFrame, pl.from_arrow(keys.select(names))).unique()
-            before = before.join(gone, on=names, how="anti", maintain_order="left")
+            deleted = cast(pl.DataFrame, pl.from_arrow(keys.select(names))).unique()
+            before = before.join(deleted, on=names, how="anti", maintain_order="left")
         return _together(before, fresh)
 
     # ---- primitive states ------------------------------------------------------------------------

@@ -88,8 +88,8 @@ class Tables:
             also: additional aliases of it.
         """
         others = [other for other in self.tables if other.name != table.name]
-        shown = StateTable(table.name, table.frame, (*table.aliases, *also))
-        return replace(self, tables=[*others, shown], _contexts={})
+        added = StateTable(table.name, table.frame, (*table.aliases, *also))
+        return replace(self, tables=[*others, added], _contexts={})
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Execute a query.

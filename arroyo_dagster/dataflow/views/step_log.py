@@ -93,14 +93,14 @@ def read_step_log(
 def _entry(service: str, step: str, text: str, body_line: int | None) -> LogEntry:
     try:
         stored: dict[str, Any] = json.loads(text)
-        made = LogEntry(
+        entry = LogEntry(
             service=service, step=step, line=_line(stored.get("reason"), body_line), **stored
         )
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
             f"an entry of the log of {service}/{step} is not one ({error!r})"
         ) from error
-    return made
+    return entry
 
 
 def _line(reason: str | None, body_line: int | None) -> int | None:

@@ -48,10 +48,10 @@ class SequenceDigest:
     def add(self, rows: pa.Table) -> None:
         """Add rows behind those added before; columns of text may be dictionaries."""
         while rows.num_rows:
-            taken = rows if self._planned is None else rows.slice(0, self._missing_rows)
-            rows = rows.slice(taken.num_rows)
-            self._waiting.append(taken)
-            self._waiting_rows += taken.num_rows
+            part = rows if self._planned is None else rows.slice(0, self._missing_rows)
+            rows = rows.slice(part.num_rows)
+            self._waiting.append(part)
+            self._waiting_rows += part.num_rows
             if self._waiting_rows >= self._next_rows:
                 self._close()
 

@@ -242,9 +242,9 @@ class JobExpiry:
             return None  # the chain ends at a manifest that does not decode
         if manifest is None:
             return None
-        gone = (self._paths.epoch_record(manifest.epoch),)
+        missing = (self._paths.epoch_record(manifest.epoch),)
         state = CheckpointState.PARTIALLY_COLLECTED
-        return epoch_root(self._paths, ref, manifest, state, gone=gone)
+        return epoch_root(self._paths, ref, manifest, state, gone=missing)
 
     # ---- executing -------------------------------------------------------------------------------
 

@@ -526,8 +526,8 @@ def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     """Write which lease is the newest; only then the objects of older ones may be deleted."""
     store.put(mine.directory / NEWEST, encode(NewestLease(token=mine.token)))
     # The newest two are kept: the holder of the one before must find that it was taken.
-    gone = [token for token in older if token < mine.token - 1]
-    store.delete_many([_path_of(mine.directory, token) for token in gone])
+    expired = [token for token in older if token < mine.token - 1]
+    store.delete_many([_path_of(mine.directory, token) for token in expired])
 
 
 def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
@@ -588,17 +588,17 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
 
 def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> LeaseRecord | None:
     """Check that a lease is free; return it if its holder has died without a release."""
-    held = read_record(store, path)
-    if held is None or held.released:
+    record = read_record(store, path)
+    if record is None or record.released:
         return None  # a later holder may have deleted it; the create request decides
-    if held.nonce == asked.nonce:
+    if record.nonce == asked.nonce:
         return None  # this acquisition wrote it, under a number that was another lease's before
-    if held.process == process_here() and held.nonce not in _held_here:
+    if record.process == process_here() and record.nonce not in _held_here:
         return None  # this process has ended that lease, but could not release it
-    until = held.held_until(store_time(store, asked.directory), asked.clock())
+    until = record.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
-        raise _taken(asked.paths, path, held, until)
-    return held
+        raise _taken(asked.paths, path, record, until)
+    return record
 
 
 def _took_over(found: LeaseRecord) -> str:

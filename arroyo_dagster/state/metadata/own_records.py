@@ -119,13 +119,13 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
     pins = records.decoded.get(paths.job_pins)
     named = _named(paths, pins) if isinstance(pins, JobPins) else {}
     if paths.quarantine.name in names:
-        held = store.list_dir(paths.quarantine)
-        for info in held.objects:
+        level_below = store.list_dir(paths.quarantine)
+        for info in level_below.objects:
             message = "a name that this release does not know"
             records.unreadable[info.path] = _refused(paths, info.path, message)
         named |= {
             paths.quarantine_index(path.name): functools.partial(decode_quarantined, name=path.name)
-            for path in held.prefixes
+            for path in level_below.prefixes
         }
     _read(store, paths, records, {p: decode for p, decode in named.items() if p not in decoders})
     # Everything read so far concerns all that changes the job, but for the journal.

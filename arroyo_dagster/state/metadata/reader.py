@@ -104,14 +104,14 @@ class BackendReader(EpochFinder):
             FormatError: an object of the epoch does not decode.
         """
         if self.paths.layout is Layout.PROTOCOL:
-            checkpoint, gone = self.load_checkpoint_metadata(epoch), []
+            checkpoint, missing = self.load_checkpoint_metadata(epoch), []
         else:
             head, operators = self._legacy_objects(epoch, whole=False)
-            gone = [path for path, operator in operators.items() if operator is None]
+            missing = [path for path, operator in operators.items() if operator is None]
             checkpoint = self._as_legacy(head, operators.values())
         if checkpoint.state is CheckpointState.COMMITTING:
-            gone.append(self._marker_of(checkpoint))
-        return checkpoint, tuple(gone)
+            missing.append(self._marker_of(checkpoint))
+        return checkpoint, tuple(missing)
 
     def _marker_of(self, checkpoint: Checkpoint) -> StatePath:
         if self.paths.layout is Layout.LEGACY:

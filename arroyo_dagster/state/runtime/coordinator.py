@@ -306,8 +306,8 @@ class JobRun:
                 source.checkpoint(plan, offsets[name], watermarks_micros.get(name))
             ]
         merged = [self._merged(plan, name, reports) for name, reports in by_operator.items()]
-        gone = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
-        return merged + [carry_operator(operator, plan.epoch) for operator in gone]
+        ended = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
+        return merged + [carry_operator(operator, plan.epoch) for operator in ended]
 
     def _merged(
         self, plan: EpochPlan, name: OperatorId, reports: Sequence[SubtaskCheckpoint]

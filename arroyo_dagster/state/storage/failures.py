@@ -166,14 +166,14 @@ def delete_step(reason: str, url: str, path: StatePath) -> str:
         reason: as the store reported it.
         path: an object that was not deleted.
     """
-    again = "run it again: the objects that refer to them still exist"
+    rerun = "run it again: the objects that refer to them still exist"
     if not re.search(r"permission denied|AccessDenied", reason):
-        return again
+        return rerun
     folder = f"{url.removeprefix('file://').rstrip('/')}/{path.parent or ''}".rstrip("/")
     rights = {"file:": f"write permission on the directory {folder}", **_DELETE_RIGHTS}
     matching = (right for scheme, right in rights.items() if url.startswith(scheme))
     right = next(matching, "the right to delete objects below this URL")
-    return f"give these credentials {right}, then {again}"
+    return f"give these credentials {right}, then {rerun}"
 
 
 def lasts(reason: str) -> bool:

@@ -95,8 +95,8 @@ class Wrapper:
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`."""
         doomed = tuple(paths)
-        shown = doomed[0] if doomed else ""
-        return self._call("delete_many", shown, lambda: self.inner.delete_many(doomed))
+        first_path = doomed[0] if doomed else ""
+        return self._call("delete_many", first_path, lambda: self.inner.delete_many(doomed))
 
     def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
         return action()

@@ -244,12 +244,12 @@ def _of_keys(rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray])
     """Return the rows whose routing key is among `keys`; without key columns all rows."""
     if not layout.routing:
         return rows
-    both = [
+    columns = [
         pa.chunked_array([*key.chunks, *rows.column(index).cast(key.type).chunks], key.type)
         for key, index in zip(keys, layout.routing, strict=True)
     ]
     known_rows = len(keys[0])
-    codes = group_codes(both, known_rows + rows.num_rows)
+    codes = group_codes(columns, known_rows + rows.num_rows)
     return rows.filter(pa.array(np.isin(codes[known_rows:], codes[:known_rows])))
 
 

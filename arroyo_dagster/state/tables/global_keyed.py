@@ -387,10 +387,10 @@ class GlobalKeyedView(Generic[K, V]):
         """
         merged_keys, merged = aggregated(keys, values, how, self._name)
         names: list[Any] = merged_keys.to_pylist()
-        both = combine(how)
+        combined = combine(how)
         changed: dict[K, V] = {}
         for key, old, new in zip(names, self.get_many(names), merged, strict=True):
-            value = new if old is None else both(old, new)
+            value = new if old is None else combined(old, new)
             if old is None or value != old:
                 changed[key] = value
         self.insert_columns(list(changed), list(changed.values()))
@@ -404,17 +404,17 @@ class GlobalKeyedView(Generic[K, V]):
         """Remove many keys; return how many existed."""
         self._catch_up()
         entries = self._entries
-        gone = [
+        removed = [
             key
             for key in dict.fromkeys(self._keys.encode_many(list(keys)))
             if key in entries.decoded or key in entries.encoded
         ]
-        if gone:
-            self._send(TableChange(self._name, KeyedData([(key, None) for key in gone])))
-        for key in gone:
+        if removed:
+            self._send(TableChange(self._name, KeyedData([(key, None) for key in removed])))
+        for key in removed:
             entries.decoded.pop(key, None)
             entries.encoded.pop(key, None)
-        return len(gone)
+        return len(removed)
 
     def take(self, key: K) -> V | None:
         """Remove `key` and return its value; None if it did not exist."""

@@ -147,8 +147,8 @@ class KeyIndex:
         rows = self._row_of(words)
         is_newest = np.zeros(len(words), bool)
         is_newest[rows[begins]] = True
-        again = np.flatnonzero(~begins)
-        strangers = again[~self._pairs_equal(rows[again - 1], rows[again])]
+        followers = np.flatnonzero(~begins)
+        strangers = followers[~self._pairs_equal(rows[followers - 1], rows[followers])]
         if len(strangers):
             # Several keys share all hash bits that fit.
             groups = np.cumsum(begins)

@@ -176,9 +176,9 @@ class LastWrites:
         if not _same(pairs.keys, seen, self._keys.array(), places):
             raise SharedHash
         self._index.insert(codes[new])
-        taken = pa.array(new)
-        self._keys.extend(pairs.keys.take(taken))
-        self._seconds.extend(pairs.seconds.take(taken))
+        new_rows = pa.array(new)
+        self._keys.extend(pairs.keys.take(new_rows))
+        self._seconds.extend(pairs.seconds.take(new_rows))
         self._versions.append(np.full(len(new), pairs.version))
         self._digests[pairs.version == REMOVED] += pairs.digest(new)
 
@@ -262,8 +262,8 @@ class _CodeIndex:
         left = np.concatenate(missed)
         while len(left):
             slots[left] = self._next(slots[left])
-            places[left], again = self._probe(slots[left], codes[left])
-            left = left[again]
+            places[left], missed_again = self._probe(slots[left], codes[left])
+            left = left[missed_again]
         return places
 
     def _probe(self, slots: _Places, codes: _Codes) -> tuple[_Places, _Places]:

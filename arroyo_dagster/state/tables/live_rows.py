@@ -147,8 +147,8 @@ class LiveRows:
             return
         both = [pa.chunked_array([*keys.column(i).chunks, *rows.column(i).chunks]) for i in indices]
         codes = group_codes(both, keys.num_rows + rows.num_rows)
-        gone = np.isin(codes[keys.num_rows :], codes[: keys.num_rows])
-        self.remove(pa.chunked_array([pa.array(gone)]))
+        mask = np.isin(codes[keys.num_rows :], codes[: keys.num_rows])
+        self.remove(pa.chunked_array([pa.array(mask)]))
 
     def replay(self, stored: Sequence[StoredRows]) -> None:
         """Apply the rows of files, in replay order, to the present rows."""

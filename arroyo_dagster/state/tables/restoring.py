@@ -110,13 +110,13 @@ def _every_row(opened: _Opened, limit: int | None) -> RestoredRows:
 
 
 def _first(opened: _Opened, limit: int) -> pa.Table:
-    taken, left = [opened.table.memory_schema.empty_table()], limit
+    parts, left = [opened.table.memory_schema.empty_table()], limit
     for part in opened.stream(batches=True) if limit else ():
-        taken.append(opened.fresh(part).slice(0, left))
-        left -= taken[-1].num_rows
+        parts.append(opened.fresh(part).slice(0, left))
+        left -= parts[-1].num_rows
         if not left:
             break
-    return pa.concat_tables(taken)
+    return pa.concat_tables(parts)
 
 
 def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Table:

@@ -98,9 +98,9 @@ class RowsByKey(LiveRows):
         chunks = self._chunks
         while len(chunks) > 1 and chunks[-2].live <= 2 * chunks[-1].live:
             (first, older), (second, newer) = (chunk.kept() for chunk in chunks[-2:])
-            both = np.concatenate([first, second])
+            order = np.concatenate([first, second])
             merged = pa.concat_tables([older, newer]).combine_chunks()
-            chunks[-2:] = [_RowChunk(both, merged, np.ones(len(both), bool), len(both))]
+            chunks[-2:] = [_RowChunk(order, merged, np.ones(len(order), bool), len(order))]
 
     # ---- by key ----------------------------------------------------------------------------------
 
@@ -142,9 +142,9 @@ class RowsByKey(LiveRows):
 
     def remove(self, mask: pa.ChunkedArray) -> None:
         """Remove the rows where `mask`, one value for each of `rows()`, is true."""
-        gone = mask.to_numpy()
+        removed = mask.to_numpy()
         numbers = np.concatenate([[], *(chunk.kept()[0] for chunk in self._chunks)])
-        self._remove(numbers[gone].astype(np.int64))
+        self._remove(numbers[removed].astype(np.int64))
 
     def remove_selected(self, selection: Selection, mask: pa.ChunkedArray) -> None:
         """Remove the selected rows where `mask` is true."""
@@ -154,15 +154,15 @@ class RowsByKey(LiveRows):
     def remove_keys(self, keys: pa.Table) -> None:
         """Remove the rows that have the storage key of one of `keys`, rows of the same form."""
         index = self._by_key()
-        gone = [number for key in self._keys_of(keys) for number in index.pop(key, ())]
-        self._drop(np.sort(np.array(gone, np.int64)))
+        removed = [number for key in self._keys_of(keys) for number in index.pop(key, ())]
+        self._drop(np.sort(np.array(removed, np.int64)))
 
     def evict(self, cutoff_micros: int) -> None:
         """Drop the rows older than the cutoff; a row at the cutoff is kept."""
         if cutoff_micros <= 0:
             return
-        gone = [self._expired(chunk, cutoff_micros * NANOS_PER_MICRO) for chunk in self._chunks]
-        self._remove(np.concatenate([np.zeros(0, np.int64), *gone]))
+        expired = [self._expired(chunk, cutoff_micros * NANOS_PER_MICRO) for chunk in self._chunks]
+        self._remove(np.concatenate([np.zeros(0, np.int64), *expired]))
 
     def _expired(self, chunk: _RowChunk, cutoff_nanos: int) -> _Numbers:
         """Return the rows of a chunk that have expired since the last time."""

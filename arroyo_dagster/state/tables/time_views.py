@@ -250,16 +250,16 @@ class ExpiringTimeKeyView(TimeView):
             raise InputError(f"not a storage key ({error})", table=self._name) from error
 
     def _delete(self, operation: DataOperation, selection: Selection, mask: pa.ChunkedArray) -> int:
-        gone = selection.rows.filter(mask)
-        if not gone.num_rows:
+        deleted = selection.rows.filter(mask)
+        if not deleted.num_rows:
             return 0  # the subtask has every row of its keys, so no older file holds one of them
         # The operation is stored with the newest of the rows that it deletes: its file then
         # outlives every file that holds one of them.
-        times = gone.column(self._table.timestamp_index)
+        times = deleted.column(self._table.timestamp_index)
         latest = pc.index(times, pc.max(times)).as_py()
-        self._add(gone.slice(latest, 1), encode_operation(operation))
+        self._add(deleted.slice(latest, 1), encode_operation(operation))
         self._live.remove_selected(selection, mask)
-        return int(gone.num_rows)
+        return int(deleted.num_rows)
 
     # ---- following the files ---------------------------------------------------------------------
 
@@ -434,9 +434,9 @@ def _equal_keys(
     rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
 ) -> pa.ChunkedArray:
     """Return which rows have these values, as `of_scalars`, but also for nested values."""
-    both = [
+    columns = [
         pa.chunked_array([pa.repeat(scalar, 1), *rows.column(index).chunks], scalar.type)
         for index, scalar in zip(indices, scalars, strict=True)
     ]
-    codes = group_codes(both, rows.num_rows + 1)
+    codes = group_codes(columns, rows.num_rows + 1)
     return pa.chunked_array([pa.array(codes[1:] == codes[0])])

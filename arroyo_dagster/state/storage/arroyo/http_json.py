@@ -107,14 +107,14 @@ class JsonServer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: the token goes along, connections do not."""
-        again = functools.partial(
+        rebuild = functools.partial(
             JsonServer,
             token=self._token,
             timeout_seconds=self._timeout,
             deadline_seconds=self._deadline,
             max_bytes=self._max_bytes,
         )
-        return again, (self.url,)
+        return rebuild, (self.url,)
 
     @property
     def from_anywhere(self) -> bool:

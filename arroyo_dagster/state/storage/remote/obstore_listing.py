@@ -119,13 +119,13 @@ _set_path, _set_size, _set_micros, _set_etag, _set_addressable = (
 
 
 def _addressable(path: StatePath, size: int, micros: int, etag: str | None) -> ObjectInfo:
-    made = _make(ObjectInfo)
-    _set_path(made, path)
-    _set_size(made, size)
-    _set_micros(made, micros)
-    _set_etag(made, etag)
-    _set_addressable(made, True)
-    return made
+    info = _make(ObjectInfo)
+    _set_path(info, path)
+    _set_size(info, size)
+    _set_micros(info, micros)
+    _set_etag(info, etag)
+    _set_addressable(info, True)
+    return info
 
 
 def fetched_ahead(chunks: Iterator[T]) -> Iterator[T]:

@@ -86,7 +86,7 @@ class ListingWalk:
         # obstore lists a directory's marker `a/` as an object `a`; only empty objects are markers.
         empty = [name for name, size in zip(chunk.names, chunk.sizes, strict=True) if not size]
         missing = concurrently(self._is_missing, empty)
-        markers = frozenset(name for name, gone in zip(empty, missing, strict=True) if gone)
+        markers = frozenset(name for name, lacks in zip(empty, missing, strict=True) if lacks)
         return described(chunk, markers)
 
     def _is_missing(self, name: str) -> bool:

@@ -182,11 +182,11 @@ class S3Store(FsspecStore):
             except Exception as error:
                 # The client has already retried the whole request several times.
                 return failed | dict.fromkeys(keys, explained(error)[0])
-            again = [key for key, reason in failures.items() if not lasts(reason)]
-            if pause is None or not again:
+            retried = [key for key, reason in failures.items() if not lasts(reason)]
+            if pause is None or not retried:
                 return failed | failures
-            failed |= {key: failures[key] for key in failures if key not in again}
-            keys = again
+            failed |= {key: failures[key] for key in failures if key not in retried}
+            keys = retried
             time.sleep(pause)
         return failed
 
@@ -195,14 +195,14 @@ class S3Store(FsspecStore):
         request = {"Objects": [{"Key": key} for key in keys]}
         answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
         errors = {item.get("Key"): item for item in answer.get("Errors", ())}
-        gone = {item.get("Key") for item in answer.get("Deleted", ())}
-        gone.update(key for key, item in errors.items() if item.get("Code") == "NoSuchKey")
+        deleted = {item.get("Key") for item in answer.get("Deleted", ())}
+        deleted.update(key for key, item in errors.items() if item.get("Code") == "NoSuchKey")
         return {
             key: f"{errors[key].get('Code', 'error')}: {errors[key].get('Message', '')}"
             if key in errors
             else "the store's answer does not name this key"
             for key in keys
-            if key not in gone
+            if key not in deleted
         }
 
     def _pages(self, below: str, after: str, **more: str) -> Iterator[Mapping[str, Any]]:

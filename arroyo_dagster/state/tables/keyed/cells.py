@@ -297,7 +297,7 @@ def _lengths(cells: Words) -> Words:
 
 def _bytes_of(values: pa.Array, rows: Slots) -> pa.Array:
     """Return some values as large binary, from the beginning of their buffers."""
-    taken = values.take(pa.array(rows))
-    if pa.types.is_fixed_size_binary(taken.type):
-        taken = taken.cast(pa.binary())
-    return taken.cast(pa.large_binary())
+    selected = values.take(pa.array(rows))
+    if pa.types.is_fixed_size_binary(selected.type):
+        selected = selected.cast(pa.binary())
+    return selected.cast(pa.large_binary())

@@ -90,12 +90,12 @@ class OwnerChains:
         """Remove rows, by slots that differ from each other."""
         if not len(slots):
             return
-        gone = np.sort(slots)
-        before, _ = _past(gone, self._previous[gone])
-        after, _ = _past(gone, self._next[gone])
-        _, runs_on = _past(gone, self._previous[gone], jump=False)
+        removed = np.sort(slots)
+        before, _ = _past(removed, self._previous[removed])
+        after, _ = _past(removed, self._next[removed])
+        _, runs_on = _past(removed, self._previous[removed], jump=False)
         starts = ~runs_on
-        owners = self._owner[gone]
+        owners = self._owner[removed]
         left, right, of = before[starts], after[starts], owners[starts]
         self._next[left[left >= 0]] = right[left >= 0]
         self._head[of[left < 0]] = right[left < 0]

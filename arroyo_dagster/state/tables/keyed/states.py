@@ -181,8 +181,8 @@ class ListState(OwnedRows):
         item_columns = arrays_of(lists.flatten(), self.definition.values, self._name)
         self.remove_many(keys)
         if len(owners):
-            taken = joined([column.take(owners) for column in columns], self.definition.keys)
-            self.append_many(taken, joined(item_columns, self.definition.values))
+            key_columns = joined([column.take(owners) for column in columns], self.definition.keys)
+            self.append_many(key_columns, joined(item_columns, self.definition.values))
 
     def get(self, key: Any) -> list[Any]:
         """Return the list of one key as Python values; empty if it has none."""

@@ -154,15 +154,15 @@ class _TimeQueue:
     def take(self, until: int) -> tuple[_Times, Slots]:
         """Remove and return what is at or before a time."""
         self._sort_fresh()
-        taken: list[tuple[_Times, Slots]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        due: list[tuple[_Times, Slots]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         left = []
         for times, slots in self._runs:
             end = int(np.searchsorted(times, until, side="right"))
-            taken.append((times[:end], slots[:end]))
+            due.append((times[:end], slots[:end]))
             if end < len(times):
                 left.append((times[end:], slots[end:]))
         self._runs = left
-        times, slots = (np.concatenate(parts) for parts in zip(*taken, strict=True))
+        times, slots = (np.concatenate(parts) for parts in zip(*due, strict=True))
         self._count -= len(slots)
         return times, slots
 

@@ -130,11 +130,11 @@ class KeyedView:
         self._live -= len(slots)
         self._state[slots] &= ~_LIVE
         stored = (self._state[slots] & _STORED) != 0
-        kept, gone = slots[stored], slots[~stored]
+        kept, unstored = slots[stored], slots[~stored]
         # The barrier writes what was stored as deleted, so its key stays until then.
         self._mark(kept)
         self._rows.clear_values(kept)
-        self._forget_slots(gone)
+        self._forget_slots(unstored)
 
     def _forget_slots(self, slots: Slots) -> None:
         self._state[slots] = 0
@@ -162,10 +162,10 @@ class KeyedView:
         """
         slots = self._changed_slots()
         live = self._is_live(slots)
-        gone = slots[~live]
+        deleted = slots[~live]
         batches = [
             RecordBatch(self._batch(part, epoch), self._deletes(part))
-            for part in self._slices(gone)
+            for part in self._slices(deleted)
         ]
         batches += [
             RecordBatch(self._batch(part, epoch), INSERT) for part in self._slices(slots[live])

@@ -47,10 +47,10 @@ def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
 def _split_by_owner(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -> list[Route]:
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(count + 1))
-    taken = rows.take(pa.array(order[edges[0] :]))
+    ordered = rows.take(pa.array(order[edges[0] :]))
     base = int(edges[0])
     return [
-        (i, taken.slice(int(edges[i]) - base, int(edges[i + 1] - edges[i])))
+        (i, ordered.slice(int(edges[i]) - base, int(edges[i + 1] - edges[i])))
         for i in range(count)
         if edges[i + 1] > edges[i]
     ]

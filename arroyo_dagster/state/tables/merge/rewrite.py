@@ -228,8 +228,8 @@ class _Rows:
         if kept.num_rows or not self.rule.aggregate:
             return kept
         whole = self.together([part.rows for part in parts])
-        gone = self._not_removed(newest(whole, self.layout))
-        return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
+        removed = self._not_removed(newest(whole, self.layout))
+        return removed.slice(0, 1) if self.rule is RewriteRule.UNKEYED else removed
 
     def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
         """Return the rows that Arroyo finds: without GROUP BY the first of each record batch."""
@@ -331,7 +331,7 @@ def _written(
     if written.num_rows:
         file, size = _write(store, task, rows, rows.arranged(written), found)
         outputs = (file,)
-    again = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
+    read_back = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
     return RewriteShard(
         merged=MergedRows(
             operator=task.table.operator,
@@ -340,13 +340,13 @@ def _written(
             outputs=outputs,
         ),
         rows_in=sum(part.rows.num_rows for part in found),
-        rows_out=sum(part.rows.num_rows for part in again),
+        rows_out=sum(part.rows.num_rows for part in read_back),
         dropped=rows.dropped(found, written),
         size_bytes_in=task.size_bytes,
         size_bytes_out=size,
         before=digest_rows(kept),
         # Compares the rows that Arroyo will find, which proves more than that they are stored.
-        after=digest_rows(rows.visible(again)) if again else RowsDigest(),
+        after=digest_rows(rows.visible(read_back)) if read_back else RowsDigest(),
         repaired=_repaired(rows, found, kept),
     )
 
@@ -412,6 +412,6 @@ def _repaired(rows: _Rows, found: Sequence[StoredRows], kept: pa.Table) -> int:
     if rows.rule is not RewriteRule.UNKEYED:
         return 0
     visible = rows.visible(found)
-    both = pa.concat_tables([visible, kept])
-    codes = group_codes(both.columns, both.num_rows)
+    combined = pa.concat_tables([visible, kept])
+    codes = group_codes(combined.columns, combined.num_rows)
     return int((~np.isin(codes[visible.num_rows :], codes[: visible.num_rows])).sum())

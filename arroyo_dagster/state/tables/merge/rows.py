@@ -257,17 +257,17 @@ class _RowsMerging:
             left = list(reversed(subranges(keys, count)))
             while left:
                 piece = left.pop()
-                held = self._hold(piece)
-                if isinstance(held, _TooMuch):
-                    left.extend(reversed(held.ranges))
+                loaded = self._hold(piece)
+                if isinstance(loaded, _TooMuch):
+                    left.extend(reversed(loaded.ranges))
                     continue
-                self._files.add(index, self._merged(held))
+                self._files.add(index, self._merged(loaded))
                 if left and self._merge.form.sort is SortOrder.TIME:
                     self._files.close_files()  # every file is sorted by time
 
     def _hold(self, piece: KeyRange) -> list[StoredRows] | _TooMuch:
         """Return all rows of a key range; or narrower ranges, if it is divisible and too large."""
-        held: list[StoredRows] = []
+        loaded: list[StoredRows] = []
         size = 0
         read: Counter[StatePath] = Counter()
         divisible = self._table.is_divisible and piece.end > piece.start
@@ -275,13 +275,13 @@ class _RowsMerging:
             for file, chunk in chunks:
                 read[file.path] += chunk.num_rows
                 for _, rows in routes(chunk, [piece]):
-                    held.append(StoredRows(rows, rows.column(rows.num_columns - 1)))
+                    loaded.append(StoredRows(rows, rows.column(rows.num_columns - 1)))
                     size += rows.nbytes
                 if divisible and size > self._merge.form.memory_bytes:
-                    return _TooMuch(_split_range(piece, held))
+                    return _TooMuch(_split_range(piece, loaded))
         self._tally.read.update(read)
-        self._tally.rows_in += sum(part.rows.num_rows for part in held)
-        return held
+        self._tally.rows_in += sum(part.rows.num_rows for part in loaded)
+        return loaded
 
     def _merged(self, held: list[StoredRows]) -> pa.Table:
         """Return the rows of a key range that are kept, in the requested order."""
