@@ -67,8 +67,8 @@ class _EntrySlot:
         entries = [self._entry(key) for key in keys.listed]
         # An entry has the update time behind its values; defaults have none.
         return [
-            pa.array([entry[at] for entry in entries], arrow_type(column.type))
-            for at, column in enumerate(self._columns)
+            pa.array([entry[index] for entry in entries], arrow_type(column.type))
+            for index, column in enumerate(self._columns)
         ]
 
     def _entry(self, key: str) -> tuple[Any, ...]:
@@ -175,8 +175,8 @@ class BatchState:
         assert isinstance(frame, pl.DataFrame)
         names = [KEY, *(column.name for column in self._columns)]
         for name in {*names} ^ {*frame.columns}:
-            known = names if name in frame.columns else frame.columns
-            raise unknown_name("column", name, known, state=self._slot.state.name)
+            columns = names if name in frame.columns else frame.columns
+            raise unknown_name("column", name, columns, state=self._slot.state.name)
         keys = self._checked_keys(frame[KEY])
         table = self._arrow(frame)
         values = [self._values(column, table.column(column.name)) for column in self._columns]
@@ -200,16 +200,16 @@ class BatchState:
             StateAccessError: a key is not in the batch, or the call is over (E43).
         """
         self._check_open()
-        given = keys if isinstance(keys, pl.Series) else pl.Series(KEY, list(keys), pl.String)
-        self._undo.append(self._rows.replace(self._checked_keys(given), None))
+        series = keys if isinstance(keys, pl.Series) else pl.Series(KEY, list(keys), pl.String)
+        self._undo.append(self._rows.replace(self._checked_keys(series), None))
 
     def _checked_keys(self, given: pl.Series) -> BatchKeys:
-        known = self._keys.series
-        if given.equals(known):
+        expected = self._keys.series
+        if given.equals(expected):
             return self._keys
         if given.n_unique() < len(given):
             raise access_error("E43", "a key has two rows", state=self._slot.state.name)
-        others = given.filter(~given.is_in(known.implode()))
+        others = given.filter(~given.is_in(expected.implode()))
         if len(others):
             raise access_error(
                 "E43",
@@ -242,13 +242,13 @@ def _converted(scalar: ScalarType, given: pa.ChunkedArray) -> pa.Array:
     """Return values in the column's type. ValueError, ArrowException: one does not fit."""
     if given.null_count:
         raise ValueError("there is a null")
-    kind, wanted = given.type, arrow_type(scalar)
+    kind, target = given.type, arrow_type(scalar)
     if scalar is ScalarType.TIMESTAMP:
         fits = pa.types.is_timestamp(kind) or pa.types.is_integer(kind)
         given = given.cast(pa.int64()) if pa.types.is_integer(kind) else given
     elif scalar.is_integer:
         fits = pa.types.is_integer(kind)
-    elif pa.types.is_floating(wanted):
+    elif pa.types.is_floating(target):
         fits = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     elif scalar is ScalarType.BOOL:
         fits = pa.types.is_boolean(kind)
@@ -256,8 +256,8 @@ def _converted(scalar: ScalarType, given: pa.ChunkedArray) -> pa.Array:
         fits = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == "string_view"
     if not fits:
         raise ValueError(f"it has values of type {kind}")
-    is_float = pa.types.is_floating(wanted)
-    values = given.cast(wanted, safe=not is_float)
+    is_float = pa.types.is_floating(target)
+    values = given.cast(target, safe=not is_float)
     if is_float and not pc.all(pc.is_finite(values)).as_py():
         raise ValueError("a number is not finite, or too large")
     return values.combine_chunks()
@@ -311,12 +311,12 @@ class ColumnUpdate:
         if enter is None:
             return self._apply(update, arrived, np.arange(arrived.batch.num_rows), fail)
         by_window: dict[Window, list[int]] = {}
-        for at, window in enumerate(arrived.windows):
-            by_window.setdefault(window, []).append(at)
+        for index, window in enumerate(arrived.windows):
+            by_window.setdefault(window, []).append(index)
         failed = 0
-        for window, found in by_window.items():
+        for window, indexes in by_window.items():
             enter(window)
-            failed += self._apply(update, arrived, np.array(found), fail)
+            failed += self._apply(update, arrived, np.array(indexes), fail)
         return failed
 
     def _apply(

@@ -67,7 +67,7 @@ def check_bodies(
         folders: where named modules are searched besides the installed ones.
     """
     imported = {
-        function.alias or function.name for one in dataflow.imports for function in one.functions
+        function.alias or function.name for item in dataflow.imports for function in item.functions
     }
     errors: list[Diagnostic] = []
     warnings: list[Diagnostic] = []
@@ -83,8 +83,8 @@ def check_bodies(
                 if body.language == "python":
                     errors += check.body(replace(step, source=packaged.source))
             elif step.target is not None and ":" in step.target:
-                found = _named_function(step, folders)
-                (warnings if found.missing else errors).extend(found.diagnostics)
+                lookup = _named_function(step, folders)
+                (warnings if lookup.missing else errors).extend(lookup.diagnostics)
             elif step.target not in imported:
                 warnings.append(
                     _at(
@@ -110,7 +110,7 @@ def check_package_bodies(package: Package, packages: Mapping[str, Package]) -> B
     """
     errors: list[Diagnostic] = []
     states = visible_states(package, packages)
-    loaded = all(one.package in packages for one in package.imports if one.states)
+    loaded = all(item.package in packages for item in package.imports if item.states)
     for function in package.functions.values() if loaded else ():
         if function.source is None or function.operator not in ARITIES:
             continue
@@ -149,8 +149,8 @@ def _named_function(step: StepDef, folders: Sequence[str]) -> _NamedFunction:
     found = defines(module, name.partition(".")[0], folders)
     if found:
         return _NamedFunction()
-    said = f"there is no module `{module}` here" if found is None else f"`{module}` has no `{name}`"
-    diagnostic = _at(step, "E27", f"function `{step.target}`: {said}")
+    text = f"there is no module `{module}` here" if found is None else f"`{module}` has no `{name}`"
+    diagnostic = _at(step, "E27", f"function `{step.target}`: {text}")
     return _NamedFunction(found is None, (diagnostic,))
 
 
@@ -186,11 +186,11 @@ class _Bodies:
             name: state for state in states for name in (state.accessor, mangled(state.name))
         }
         self._keyed = keyed
-        rows = [one for one in tables_of if one.value_kind is ValueKind.ROW]
-        views = [StateView(one, None, empty_frame(one, live=False), lambda: 0) for one in rows]
+        rows = [state for state in tables_of if state.value_kind is ValueKind.ROW]
+        views = [StateView(s, None, empty_frame(s, live=False), lambda: 0) for s in rows]
         self._tables = Tables([view.table() for view in views])
         self._knows_all = all(
-            one.value_kind is not None or one.form is StateForm.SYSTEM for one in tables_of
+            state.value_kind is not None or state.form is StateForm.SYSTEM for state in tables_of
         )
 
     def body(self, step: StepDef) -> Iterator[Diagnostic]:
@@ -202,27 +202,27 @@ class _Bodies:
         except (SyntaxError, ValueError):
             return  # reported where it was read
         local = _module_names(tree)
-        accessors = {name: one for name, one in self._states.items() if name not in local}
+        accessors = {name: state for name, state in self._states.items() if name not in local}
         yield from self._names(step, code, local)
         handles = _handles(tree, accessors)
         batches = step.operator == "update-state" and _takes_batches(tree)
         for node, state in handles.attributes:
             typed = state.form is StateForm.TYPED
-            keyed = [typed and one for one in self._keyed.get(step.path, (False,))]
-            forms = dict(_members(state, keyed=one, batches=batches) for one in keyed)
+            keyed = [typed and flag for flag in self._keyed.get(step.path, (False,))]
+            forms = dict(_members(state, keyed=is_keyed, batches=batches) for is_keyed in keyed)
             yield from _attribute_errors(step, node, state, forms)
         if self._knows_all and "sql" not in local | handles.assigned:
             for line, text in handles.queries:
                 yield from self._query(step, line, text)
 
     def _names(self, step: StepDef, code: CodeType, local: set[str]) -> Iterator[Diagnostic]:
-        known = {*local, *CONTEXT, *self._states}
+        names = {*local, *CONTEXT, *self._states}
         parameters = {*_parameters(code)}
-        for name, line in sorted(_globals(code).items(), key=lambda found: found[1]):
-            if name in known or name in _ALWAYS:
+        for name, line in sorted(_globals(code).items(), key=lambda item: item[1]):
+            if name in names or name in _ALWAYS:
                 continue
-            states = ", ".join(sorted({one.accessor for one in self._states.values()})) or "none"
-            hint = did_you_mean(name, known | parameters)
+            states = ", ".join(sorted({s.accessor for s in self._states.values()})) or "none"
+            hint = did_you_mean(name, names | parameters)
             if name in sys.stdlib_module_names:
                 hint = f"; to use the module, write `import {name}` before the `def`"
             yield _at(
@@ -233,7 +233,7 @@ class _Bodies:
             )
 
     def _query(self, step: StepDef, line: int, text: str) -> Iterator[Diagnostic]:
-        names = {one.text[1:] for one in sql_tokens(text) if one.kind == "parameter"}
+        names = {token.text[1:] for token in sql_tokens(text) if token.kind == "parameter"}
         for value in _PARAMETERS if names else _PARAMETERS[:1]:
             try:
                 self._tables.sql(text, dict.fromkeys(names, value))
@@ -248,10 +248,10 @@ def _attribute_errors(
 ) -> Iterator[Diagnostic]:
     if None in forms.values() or node.attr.startswith("_"):
         return
-    known = {one for names in forms.values() for one in names or () if not one.startswith("_")}
-    if node.attr in known:
+    members = {name for names in forms.values() for name in names or () if not name.startswith("_")}
+    if node.attr in members:
         return
-    hint = did_you_mean(node.attr, known) or f"; it has {', '.join(sorted(known))}"
+    hint = did_you_mean(node.attr, members) or f"; it has {', '.join(sorted(members))}"
     yield _at(
         step,
         "E44",
@@ -275,13 +275,13 @@ def _takes_batches(tree: ast.Module) -> bool:
 
 def _module_names(tree: ast.Module) -> set[str]:
     """Return the names that the module part of a body defines: its function and its imports."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(one.asname or one.name.partition(".")[0]) for one in node.names}
+            names |= {(alias.asname or alias.name.partition(".")[0]) for alias in node.names}
         elif isinstance(node, ast.FunctionDef):
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 def _parameters(code: CodeType) -> Iterator[str]:
@@ -293,19 +293,19 @@ def _parameters(code: CodeType) -> Iterator[str]:
 
 def _globals(code: CodeType) -> dict[str, int]:
     """Return the global names that code reads and never writes, with the first line of each."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     written: set[str] = set()
     waiting = [code]
     while waiting:
         part = waiting.pop()
-        waiting += [one for one in part.co_consts if isinstance(one, CodeType)]
-        for one in dis.get_instructions(part):
-            line = one.positions.lineno if one.positions else None
-            if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                found[one.argval] = min(line or 1, found.get(one.argval, line or 1))
-            elif one.opname in ("STORE_GLOBAL", "STORE_NAME"):
-                written.add(one.argval)
-    return {name: line for name, line in found.items() if name not in written}
+        waiting += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
+        for instruction in dis.get_instructions(part):
+            line = instruction.positions.lineno if instruction.positions else None
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                lines[instruction.argval] = min(line or 1, lines.get(instruction.argval, line or 1))
+            elif instruction.opname in ("STORE_GLOBAL", "STORE_NAME"):
+                written.add(instruction.argval)
+    return {name: line for name, line in lines.items() if name not in written}
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,12 +325,12 @@ class _Handles:
 
 def _handles(tree: ast.Module, accessors: Mapping[str, StateDef]) -> _Handles:
     assigned = [
-        one.id
-        for one in ast.walk(tree)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store | ast.Del)
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del)
     ]
-    assigned += [one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)]
-    free = {name: one for name, one in accessors.items() if name not in assigned}
+    assigned += [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+    free = {name: state for name, state in accessors.items() if name not in assigned}
 
     def state_of(node: ast.expr) -> StateDef | None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:

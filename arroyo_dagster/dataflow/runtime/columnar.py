@@ -62,8 +62,8 @@ class SqlBody:
 
     def __call__(self, batch: pl.DataFrame) -> pl.DataFrame:
         numbered = batch.with_row_index(ROW)
-        found = current().tables(self._words).with_table(StateTable(BATCH, numbered))
-        answer = found.sql(self._text)
+        tables = current().tables(self._words).with_table(StateTable(BATCH, numbered))
+        answer = tables.sql(self._text)
         return answer.sort(ROW).drop(ROW) if ROW in answer.columns else answer
 
 
@@ -84,11 +84,11 @@ def call_divided(
         StorageError: the store failed, which no division would help.
     """
     waiting = [(0, rows)] if rows else []
-    found: list[tuple[int, int, T]] = []
+    results: list[tuple[int, int, T]] = []
     while waiting:
         start, stop = waiting.pop()
         try:
-            found.append((start, stop, call(start, stop)))
+            results.append((start, stop, call(start, stop)))
         except StorageError:
             raise
         except Exception as error:
@@ -97,7 +97,7 @@ def call_divided(
                 continue
             middle = (start + stop) // 2
             waiting += [(middle, stop), (start, middle)]
-    return found
+    return results
 
 
 def called(function: Function, frame: pl.DataFrame) -> Any:
@@ -162,6 +162,6 @@ def joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
     """Return the rows of frames as one; None if they have different columns."""
     if len(frames) == 1:
         return frames[0]
-    if len({tuple(one.schema.items()) for one in frames}) != 1:
+    if len({tuple(frame.schema.items()) for frame in frames}) != 1:
         return None
     return pl.concat(frames)

@@ -98,10 +98,10 @@ class Invocation:
 
     def state(self, name: str) -> Any:
         """Call the accessor of a state, by its name in the YAML or with underscores."""
-        found = self.accessors.get(mangled(name))
-        if found is None:
+        accessor = self.accessors.get(mangled(name))
+        if accessor is None:
             raise unknown_name("state", name, sorted(self.accessors))
-        return found()
+        return accessor()
 
 
 @contextmanager
@@ -129,14 +129,14 @@ def current() -> Invocation:
     Raises:
         StateAccessError: no operator is running (E43).
     """
-    found = _CURRENT.get()
-    if found is None:
+    invocation = _CURRENT.get()
+    if invocation is None:
         raise access_error(
             "E43",
             "a state or a context function was used outside an invocation; both exist only while "
             "an operator calls your function",
         )
-    return found
+    return invocation
 
 
 def sql(text: str, params: Mapping[str, Any] | None = None) -> Frame:

@@ -116,40 +116,40 @@ class Converter:
 
     def _later(self, declared: NamedType, make: Callable[[Converter, TypeDef], Convert]) -> Convert:
         """Return a converter that is built at its first use, since types can be recursive."""
-        made: list[Convert] = []
+        converters: list[Convert] = []
 
         def convert(value: Any) -> Any:
-            if not made:
-                found = self._resolved(declared)
-                made.append(as_record if found is None else make(self, found))
-            return made[0](value)
+            if not converters:
+                resolved = self._resolved(declared)
+                converters.append(as_record if resolved is None else make(self, resolved))
+            return converters[0](value)
 
         return convert
 
     def _object_decoder(self, declared: CompositeType) -> Convert:
         members = [
-            (one.name, self.name_in_json(one), self._decoder(one.type), one.optional)
-            for one in declared.members
+            (member.name, self.name_in_json(member), self._decoder(member.type), member.optional)
+            for member in declared.members
         ]
-        known = {written for _, written, _, _ in members}
+        names = {written for _, written, _, _ in members}
 
         def convert(value: Any) -> Record:
             if not isinstance(value, dict):
                 raise ValueError(f"expected an object, found {_kind(value)}")
-            made: dict[str, Any] = {}
+            values: dict[str, Any] = {}
             for name, written, decode, optional in members:
-                given = value.get(written)
-                if given is None and written not in value:
-                    other = _other_spelling(value, written, known)
+                item = value.get(written)
+                if item is None and written not in value:
+                    other = _other_spelling(value, written, names)
                     if other is not None or not optional:
                         raise ValueError(self._missing(written, other))
-                if given is None and optional:
-                    made[name] = None
+                if item is None and optional:
+                    values[name] = None
                 else:
-                    made[name] = _inside(name, decode, given)
-            return Record(made)
+                    values[name] = _inside(name, decode, item)
+            return Record(values)
 
-        return _usual_object(members, [one.type for one in declared.members], convert)
+        return _usual_object(members, [member.type for member in declared.members], convert)
 
     def _list_decoder(self, declared: CompositeType) -> Convert:
         decode = self._decoder(declared.members[0].type)
@@ -157,7 +157,7 @@ class Converter:
         def convert(value: Any) -> list[Any]:
             if not isinstance(value, list):
                 raise ValueError(f"expected a list, found {_kind(value)}")
-            return [_inside(str(at), decode, one) for at, one in enumerate(value)]
+            return [_inside(str(index), decode, item) for index, item in enumerate(value)]
 
         return convert
 
@@ -166,7 +166,7 @@ class Converter:
         return lambda value: None if value is None else decode(value)
 
     def _pair_decoder(self, declared: CompositeType) -> Convert:
-        members = {one.name: self._decoder(one.type) for one in declared.members}
+        members = {member.name: self._decoder(member.type) for member in declared.members}
 
         def convert(value: Any) -> tuple[Any, ...]:
             if not isinstance(value, dict) or not members.keys() <= value.keys():
@@ -177,16 +177,16 @@ class Converter:
 
     def _enum_decoder(self, declared: CompositeType) -> Convert:
         if declared.untagged:
-            return _first_fitting([self._decoder(one.type) for one in declared.members])
+            return _first_fitting([self._decoder(member.type) for member in declared.members])
         units = {
-            one.read_as or self._variant(one.name): one.name
-            for one in declared.members
-            if self._is_unit(one)
+            member.read_as or self._variant(member.name): member.name
+            for member in declared.members
+            if self._is_unit(member)
         }
         others = {
-            one.read_as or self._variant(one.name): (one.name, self._decoder(one.type))
-            for one in declared.members
-            if not self._is_unit(one)
+            member.read_as or self._variant(member.name): (member.name, self._decoder(member.type))
+            for member in declared.members
+            if not self._is_unit(member)
         }
 
         def convert(value: Any) -> Any:
@@ -217,32 +217,32 @@ class Converter:
     def _object_encoder(self, declared: CompositeType) -> Convert:
         members = [
             (
-                one.name,
-                one.name.replace("-", "_"),
-                one.written_as or self._field(one.name),
-                self._encoder(one.type),
-                one.optional,
+                member.name,
+                member.name.replace("-", "_"),
+                member.written_as or self._field(member.name),
+                self._encoder(member.type),
+                member.optional,
             )
-            for one in declared.members
+            for member in declared.members
         ]
-        known = {name for one in members for name in one[:2]}
+        names = {name for entry in members for name in entry[:2]}
 
         def convert(value: Any) -> dict[str, Any]:
             if not isinstance(value, Mapping):
                 raise ValueError(f"expected an object (a dict), found {_kind(value)}")
             value = {**value}  # a record has no methods
-            if unknown := [str(name) for name in value if name not in known]:
-                hint = did_you_mean(unknown[0], known)
+            if unknown := [str(name) for name in value if name not in names]:
+                hint = did_you_mean(unknown[0], names)
                 raise ValueError(f"the type has no member `{unknown[0]}`{hint}")
-            made: dict[str, Any] = {}
+            document: dict[str, Any] = {}
             for name, attribute, written, encode, optional in members:
-                given = value.get(name, value.get(attribute))
-                if given is None and optional:
+                item = value.get(name, value.get(attribute))
+                if item is None and optional:
                     continue
-                if given is None and name not in value and attribute not in value:
+                if item is None and name not in value and attribute not in value:
                     raise ValueError(f"member `{name}` is missing")
-                made[written] = _inside(name, encode, given)
-            return made
+                document[written] = _inside(name, encode, item)
+            return document
 
         return convert
 
@@ -252,7 +252,7 @@ class Converter:
         def convert(value: Any) -> list[Any]:
             if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
                 raise ValueError(f"expected a list, found {_kind(value)}")
-            return [_inside(str(at), encode, one) for at, one in enumerate(value)]
+            return [_inside(str(index), encode, item) for index, item in enumerate(value)]
 
         return convert
 
@@ -261,25 +261,25 @@ class Converter:
         return lambda value: None if value is None else encode(value)
 
     def _pair_encoder(self, declared: CompositeType) -> Convert:
-        members = {one.name: self._encoder(one.type) for one in declared.members}
+        members = {member.name: self._encoder(member.type) for member in declared.members}
 
         def convert(value: Any) -> dict[str, Any]:
             if not isinstance(value, tuple | list) or len(value) != 2:
                 raise ValueError(f"expected a pair of key and value, found {_kind(value)}")
             pair = zip(("key", "value"), value, strict=True)
-            return {name: _inside(name, members[name], one) for name, one in pair}
+            return {name: _inside(name, members[name], part) for name, part in pair}
 
         return convert
 
     def _enum_encoder(self, declared: CompositeType) -> Convert:
         if declared.untagged:
-            return _first_fitting([self._encoder(one.type) for one in declared.members])
+            return _first_fitting([self._encoder(member.type) for member in declared.members])
         variants = {
-            one.name: (
-                one.written_as or self._variant(one.name),
-                None if self._is_unit(one) else self._encoder(one.type),
+            member.name: (
+                member.written_as or self._variant(member.name),
+                None if self._is_unit(member) else self._encoder(member.type),
             )
-            for one in declared.members
+            for member in declared.members
         }
 
         def convert(value: Any) -> Any:
@@ -299,13 +299,13 @@ class Converter:
         return self._resolved(member.type) is PlainType.NULL
 
     def _missing(self, written: str, other: str | None) -> str:
-        said = f"member `{written}` is missing"
+        text = f"member `{written}` is missing"
         if other is None:
-            return said
+            return text
         rule = "with underscores" if self.snake_case else "as the YAML spells them"
         version = "0.5.0" if self.snake_case else "0.6.0"
         return (
-            f"{said}, and the record has `{other}`: with apiVersion {version}, names in JSON are "
+            f"{text}, and the record has `{other}`: with apiVersion {version}, names in JSON are "
             f"{rule}; to read `{other}`, add `deserialize: {{ rename: {other} }}` to the member"
         )
 
@@ -348,22 +348,20 @@ def _usual_object(
     """
     names: dict[str, Any] = {"Record": Record, "general": general, "__name__": __name__}
     taken, tests, made = [], ["type(value) is dict"], []
-    for at, ((name, written, decode, optional), kind) in enumerate(
-        zip(members, types, strict=True)
-    ):
-        m = f"m{at}"
+    for i, ((name, written, decode, optional), kind) in enumerate(zip(members, types, strict=True)):
+        m = f"m{i}"
         taken.append(f"{m} = value[{written!r}]")
         test = _usual_value(kind, m)
         if test is None:
-            names[f"decode{at}"] = decode
-            taken.append(f"{m} = {f'None if {m} is None else ' if optional else ''}decode{at}({m})")
+            names[f"decode{i}"] = decode
+            taken.append(f"{m} = {f'None if {m} is None else ' if optional else ''}decode{i}({m})")
         else:
             tests.append(f"({m} is None or {test})" if optional else test)
         made.append(f"{name!r}: {m}")
     lines = [
         "def convert(value):",
         "    try:",
-        *(f"        {one}" for one in taken),
+        *(f"        {line}" for line in taken),
         f"        if {' and '.join(tests)}:",
         f"            return Record({{{', '.join(made)}}})",
         "    except (LookupError, TypeError, ValueError):",
@@ -452,16 +450,16 @@ def _plain(value: Any) -> Any:
             raise ValueError(f"{value} is no JSON number")
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in {**value}.items()}
+        return {str(name): _plain(item) for name, item in {**value}.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     raise ValueError(f"a {type(value).__name__} has no form in JSON")
 
 
 def _other_spelling(value: dict[str, Any], written: str, known: Set[str]) -> str | None:
     """Return the member of a value that is `written`, but for dashes and underscores."""
     plain = written.replace("-", "_")
-    return next((one for one in value if one.replace("-", "_") == plain and one not in known), None)
+    return next((key for key in value if key.replace("-", "_") == plain and key not in known), None)
 
 
 def _inside(name: str, convert: Convert, value: Any) -> Any:
@@ -474,9 +472,9 @@ def _inside(name: str, convert: Convert, value: Any) -> Any:
 def _first_fitting(tries: list[Convert]) -> Convert:
     def convert(value: Any) -> Any:
         reasons: list[str] = []
-        for one in tries:
+        for attempt in tries:
             try:
-                return one(value)
+                return attempt(value)
             except ValueError as error:
                 reasons.append(str(error))
         raise ValueError(f"no variant fits: {'; '.join(reasons)}")

@@ -52,7 +52,7 @@ class ErrorLimit:
             TooManyErrors: the epoch must not be published.
         """
         failing = set()
-        for counts in (one for subtasks in reports.values() for one in subtasks):
+        for counts in (subtask for subtasks in reports.values() for subtask in subtasks):
             for step, (succeeded, failed) in counts.items():
                 before = self._counts.get(step, (0, 0))
                 self._counts[step] = (before[0] + succeeded, before[1] + failed)

@@ -242,7 +242,7 @@ class FlushOperator(ServiceOperator):
     def _rows(self, results: Sequence[tuple[Window, Any]]) -> pa.RecordBatch:
         count = len(results)
         times = [window.end_ms - 1 for window, _ in results]
-        known = self.readers.epochs
+        epochs = self.readers.epochs
         columns = {
             **encode([value for _, value in results], shared=True),
             **encode_keys(None, count),
@@ -253,7 +253,7 @@ class FlushOperator(ServiceOperator):
             CLOCK: pa.array([self.now_ms] * count, pa.timestamp("ms")),
         }
         for owner in self.plan.owners:
-            columns[epoch_column(owner)] = pa.array([known.get(owner)] * count, pa.int64())
+            columns[epoch_column(owner)] = pa.array([epochs.get(owner)] * count, pa.int64())
         return self._travel.batch(columns)
 
     # ---- the last window -------------------------------------------------------------------------
@@ -271,9 +271,9 @@ class FlushOperator(ServiceOperator):
     def _keep_rows(self, name: str, content: pa.Table, ctx: OperatorContext) -> None:
         # The rows of the previous window expire: see `tables_watermark`.
         view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
-        at = content.schema.get_field_index(GENERATION)
+        index = content.schema.get_field_index(GENERATION)
         generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
-        view.insert(content.set_column(at, content.schema.field(at), generations))
+        view.insert(content.set_column(index, content.schema.field(index), generations))
 
     def _keep_cells(self, state: StateDef, content: pa.Table, ctx: OperatorContext) -> None:
         assert state.scalar_type is not None
@@ -311,9 +311,9 @@ def _as_defined(state: StateDef, content: pa.Table) -> pa.Table:
     if state.value_kind is not ValueKind.ROW:
         return content
     schema = row_schema(state).append(pa.field(GENERATION, pa.uint64(), nullable=False))
-    known = content.column_names
+    names = content.column_names
     columns = [
-        content.column(field.name) if field.name in known else pa.nulls(len(content), field.type)
+        content.column(field.name) if field.name in names else pa.nulls(len(content), field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)

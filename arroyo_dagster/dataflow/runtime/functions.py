@@ -113,17 +113,17 @@ class Library:
     def _bound(self, name: str | None) -> FunctionBody | str | None:
         if name is None:
             return None
-        known = {same_name(one): body for one, body in self.functions.items()}
-        return known.get(same_name(name))
+        bodies = {same_name(key): body for key, body in self.functions.items()}
+        return bodies.get(same_name(name))
 
 
 def packaged_function(
     dataflow: Dataflow, packages: Mapping[str, Package], step: StepDef
 ) -> FunctionDef | None:
     """Return the function of an imported package that a step uses; None = it uses none."""
-    for one in dataflow.imports:
-        package = packages.get(one.package)
-        for function in one.functions if package else ():
+    for imported in dataflow.imports:
+        package = packages.get(imported.package)
+        for function in imported.functions if package else ():
             if (function.alias or function.name) == step.target:
                 assert package is not None
                 return package.functions.get(function.name)
@@ -137,14 +137,14 @@ def unbound_steps(
 ) -> list[tuple[str, StepDef]]:
     """Return every step, with its service, whose function has no Python body and is not bound."""
     library = Library(dataflow=dataflow, functions=functions, packages=packages)
-    found = []
+    unbound = []
     for service in dataflow.services.values():
         for step in service.steps:
             try:
                 library.plan(service.name, step)
             except UnboundOperatorError:
-                found.append((service.name, step))
-    return found
+                unbound.append((service.name, step))
+    return unbound
 
 
 def unbound_error(functions: Mapping[str, str], also: str = "") -> UnboundOperatorError:
@@ -167,7 +167,7 @@ def unbound_error(functions: Mapping[str, str], also: str = "") -> UnboundOperat
 def stub(service: str, step: StepDef, packaged: FunctionDef | None) -> str:
     """Return a Python function to fill in for a step without a Python body."""
     inputs = step.inputs or (() if packaged is None else packaged.inputs)
-    named = [mangled(one.name) for one in inputs if one.name]
+    named = [mangled(parameter.name) for parameter in inputs if parameter.name]
     generic = ("record", "time")[: min(ARITIES[step.operator])]
     arguments = ", ".join(named if len(named) in ARITIES[step.operator] else generic)
     return (
@@ -212,9 +212,9 @@ def load(plan: FunctionPlan, scope: Mapping[str, Any]) -> Function:
 
 def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
     assert plan.source is not None
-    found = inspect_body(plan.source, "python", plan.operator)
-    if found.errors or found.name is None:
-        raise _misfit(plan, "; ".join(message for _, message in found.errors))
+    inspected = inspect_body(plan.source, "python", plan.operator)
+    if inspected.errors or inspected.name is None:
+        raise _misfit(plan, "; ".join(message for _, message in inspected.errors))
     names: dict[str, Any] = {**scope, "__name__": f"{INLINE}{plan.name}"}
     file = f"<{plan.path}>"
     keep_source(file, plan.source)
@@ -222,7 +222,7 @@ def _compiled(plan: FunctionPlan, scope: Mapping[str, Any]) -> FunctionBody:
         exec(compile(plan.source, file, "exec", dont_inherit=True), names)
     except Exception as error:
         raise _misfit(plan, f"it cannot be loaded: {type(error).__name__}: {error}") from error
-    body: FunctionBody = names[found.name]
+    body: FunctionBody = names[inspected.name]
     return body
 
 
@@ -231,15 +231,15 @@ def _imported(plan: FunctionPlan) -> FunctionBody:
         return plan.target
     module, _, name = str(plan.target).partition(":")
     try:
-        found: Any = import_named(module)
+        value: Any = import_named(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except Exception as error:
-        said = f"{plan.target} cannot be imported: {type(error).__name__}: {error}"
-        raise _misfit(plan, said) from error
-    if not callable(found):
+        message = f"{plan.target} cannot be imported: {type(error).__name__}: {error}"
+        raise _misfit(plan, message) from error
+    if not callable(value):
         raise _misfit(plan, f"{plan.target} is no function")
-    return typing.cast(FunctionBody, found)
+    return typing.cast(FunctionBody, value)
 
 
 def _parameters(plan: FunctionPlan, body: FunctionBody) -> list[str]:
@@ -254,12 +254,12 @@ def _parameters(plan: FunctionPlan, body: FunctionBody) -> list[str]:
     except (TypeError, ValueError) as error:
         raise _misfit(plan, f"its arguments are not known ({error})") from error
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [one for one in parameters if one.default is inspect.Parameter.empty]
-    if any(one.kind not in positional for one in needed):
+    needed = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    if any(parameter.kind not in positional for parameter in needed):
         raise _misfit(plan, f"it takes `*` arguments; expected {expected} positional arguments")
     if len(needed) not in ARITIES[plan.operator]:
         raise _misfit(plan, f"it takes {len(needed)} arguments; expected {expected}")
-    return [one.name for one in needed]
+    return [parameter.name for parameter in needed]
 
 
 def _annotated_pair(body: FunctionBody) -> bool:

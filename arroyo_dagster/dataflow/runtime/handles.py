@@ -157,7 +157,7 @@ class CellSlot(Slot):
 
     def entries(self, fresh: StoredEntries) -> StoredEntries:
         now_ms = self.now_ms
-        return {key: (one, now_ms) for key, one in fresh.items() if one is not DELETED}
+        return {key: (value, now_ms) for key, value in fresh.items() if value is not DELETED}
 
 
 class Cell:
@@ -288,7 +288,7 @@ class RowSlot(Slot):
         return written  # type: ignore[no-any-return]
 
     def entries(self, fresh: StoredEntries) -> StoredEntries:
-        return {key: one for key, one in fresh.items() if one is not DELETED}
+        return {key: value for key, value in fresh.items() if value is not DELETED}
 
 
 class Row:
@@ -311,7 +311,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns by their names in the YAML."""
-        return {one.name: getattr(self, _slot_name(one)) for one in self.__slot.columns}
+        return {column.name: getattr(self, _slot_name(column)) for column in self.__slot.columns}
 
     def update(self) -> None:
         """Write every column back; create the row if it does not exist.
@@ -338,19 +338,19 @@ class Row:
                 return _slot_name(column)
         if name == "value" and isinstance(vars(type(self)).get("value"), property):
             return name
-        known = [column.name for column in self.__slot.columns]
-        raise unknown_name("column", name, known, state=self.__slot.state.name)
+        names = [column.name for column in self.__slot.columns]
+        raise unknown_name("column", name, names, state=self.__slot.state.name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         slot = self.__slot
-        known = [column.attribute for column in slot.columns]
-        raise unknown_name("column", name, known, state=slot.state.name)
+        names = [column.attribute for column in slot.columns]
+        raise unknown_name("column", name, names, state=slot.state.name)
 
     def __repr__(self) -> str:
-        shown = (f"{name}={value!r}" for name, value in self.to_dict().items())
-        return f"Row({', '.join(shown)})"
+        columns = (f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"Row({', '.join(columns)})"
 
     def __alive(self) -> RowSlot:
         slot = self.__slot
@@ -420,23 +420,23 @@ def _row_functions(columns: tuple[Column, ...], expires: bool) -> Open:
     """
     unpacked, checked = [], []
     scope: dict[str, Any] = {"new": object.__new__, "deleted": DELETED, "__name__": __name__}
-    for at, column in enumerate(columns):
+    for i, column in enumerate(columns):
         name = _slot_name(column)
-        unpacked.append(f"row.{name} = values[{at}]")
-        checked.append(f"v{at} = row.{name}")
-        refused = f"v{at} = check{at}(v{at})"
+        unpacked.append(f"row.{name} = values[{i}]")
+        checked.append(f"v{i} = row.{name}")
+        refused = f"v{i} = check{i}(v{i})"
         if column.type.bounds is not None:
             low, high = column.type.bounds
-            refused = f"if type(v{at}) is not int or not {low} <= v{at} <= {high}: {refused}"
+            refused = f"if type(v{i}) is not int or not {low} <= v{i} <= {high}: {refused}"
         checked.append(refused)
-        scope[f"check{at}"] = check_of(column.type)
+        scope[f"check{i}"] = check_of(column.type)
     exec(
         _OPEN.format(
             expires=_EXPIRES if expires else "", unpacked="\n    ".join(unpacked or ["pass"])
         )
         + _UPDATE.format(
             checked="\n        ".join(checked or ["pass"]),
-            values="".join(f"v{at}, " for at in range(len(columns))),
+            values="".join(f"v{i}, " for i in range(len(columns))),
         ),
         scope,
     )

@@ -33,11 +33,11 @@ def column_reader(converter: Converter) -> ReadColumns | None:
     if declared.kind != "object" or not declared.members:
         return None
     members: dict[str, tuple[str, ScalarType, bool]] = {}
-    for one in declared.members:
-        scalar = converter.resolved(one.type)
+    for member in declared.members:
+        scalar = converter.resolved(member.type)
         if not isinstance(scalar, ScalarType) or scalar is ScalarType.TIMESTAMP:
             return None
-        members[one.name] = (converter.name_in_json(one), scalar, one.optional)
+        members[member.name] = (converter.name_in_json(member), scalar, member.optional)
     # A double is read for an f32, too, so that it is rounded as it is elsewhere.
     kinds = {
         written: pa.float64() if scalar is ScalarType.F32 else arrow_type(scalar)
@@ -53,7 +53,7 @@ def column_reader(converter: Converter) -> ReadColumns | None:
         table = _parsed(raw, parse)
         if table is None:
             return None
-        found: dict[str, pa.ChunkedArray] = {}
+        columns: dict[str, pa.ChunkedArray] = {}
         for name, (written, scalar, optional) in members.items():
             column = table.column(written)
             if column.null_count and not optional:
@@ -64,8 +64,8 @@ def column_reader(converter: Converter) -> ReadColumns | None:
                 if not pc.all(pc.is_finite(column.drop_null())).as_py():
                     return None
                 column = pc.add(column, 0.0)  # -0 is an int of JSON, and so 0
-            found[name] = column
-        return cast(pl.DataFrame, pl.from_arrow(pa.table(found)))
+            columns[name] = column
+        return cast(pl.DataFrame, pl.from_arrow(pa.table(columns)))
 
     return read
 
@@ -77,8 +77,8 @@ def reads_records(converter: Converter) -> bool:
     declared = converter.resolved(converter.type)
     if column_reader(converter) is None or not isinstance(declared, CompositeType):
         return False
-    scalars = [converter.resolved(one.type) for one in declared.members]
-    return all(isinstance(one, ScalarType) and one in _AS_READ for one in scalars)
+    scalars = [converter.resolved(member.type) for member in declared.members]
+    return all(isinstance(scalar, ScalarType) and scalar in _AS_READ for scalar in scalars)
 
 
 _AS_READ = {

@@ -161,7 +161,7 @@ class StatesOperator(ServiceOperator):
             self._waiting.append(batch)  # from several subtasks: sorted at the barrier
         elif self._columns is not None:
             self._waiting.append(batch)  # one call of the function with all records costs less
-            if sum(one.nbytes for one in self._waiting) > _MAX_WAITING_BYTES:
+            if sum(part.nbytes for part in self._waiting) > _MAX_WAITING_BYTES:
                 self._take_waiting(ctx, collector)
         else:
             self._take(batch, ctx, collector)
@@ -217,7 +217,7 @@ class StatesOperator(ServiceOperator):
         body = update.body
         rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
         serial = place.serial
-        for at, (text, key, value) in enumerate(rows):
+        for index, (text, key, value) in enumerate(rows):
             place.text = text
             place.key = key
             place.serial = serial = serial + 1
@@ -227,7 +227,7 @@ class StatesOperator(ServiceOperator):
                     raise _not_none(update, result)
             except Exception as error:
                 failed += 1
-                self._failed(update.plan.name, error, value, arrived, at)
+                self._failed(update.plan.name, error, value, arrived, index)
         self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
 
     def _fold(self, arrived: ReceivedRecords, collector: Collector) -> None:
@@ -235,22 +235,22 @@ class StatesOperator(ServiceOperator):
         place = self._place
         put_out: list[tuple[int, Any, Any]] = []
         counts: dict[str, int] = {}
-        for at, (key, native, value) in enumerate(
+        for index, (key, native, value) in enumerate(
             zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
         ):
             place.text, place.key = key, native
             if self._windowed:
-                self._enter(arrived.windows[at])
-            found = [(native, value)]
+                self._enter(arrived.windows[index])
+            pairs = [(native, value)]
             for step in self._steps:
-                found = [
-                    one for pair in found for one in self._step(step, pair, at, arrived, counts)
+                pairs = [
+                    new for pair in pairs for new in self._step(step, pair, index, arrived, counts)
                 ]
-            for pair in found:
+            for pair in pairs:
                 if self._update is not None:
-                    self._updated(self._update, pair, at, arrived, counts)
+                    self._updated(self._update, pair, index, arrived, counts)
                 elif not self._windowed:
-                    put_out.append((at, *pair))
+                    put_out.append((index, *pair))
         for name, count in counts.items():
             self.metrics.count(name, succeeded=count)
         if put_out:
@@ -272,14 +272,14 @@ class StatesOperator(ServiceOperator):
     ) -> list[tuple[Any, Any]]:
         self._place.serial += 1
         try:
-            found = step.one(*pair)
-            for _, value in found:
+            results = step.one(*pair)
+            for _, value in results:
                 check_travels(value)
         except Exception as error:
             self._failed(step.name, error, pair[1], arrived, at, partial=step.partial)
             return []
         counts[step.name] = counts.get(step.name, 0) + 1
-        return found
+        return results
 
     def _updated(
         self,
@@ -321,12 +321,12 @@ class StatesOperator(ServiceOperator):
     def _put_out(
         self, arrived: ReceivedRecords, found: list[tuple[int, Any, Any]], collector: Collector
     ) -> None:
-        at = [one[0] for one in found]
+        indexes = [entry[0] for entry in found]
         columns = {
-            **encode([one[2] for one in found], shared=True),
-            **encode_keys([one[1] for one in found], len(found)),
+            **encode([entry[2] for entry in found], shared=True),
+            **encode_keys([entry[1] for entry in found], len(found)),
         }
-        collector.collect(self._travel.from_origin(arrived.batch, at, columns))
+        collector.collect(self._travel.from_origin(arrived.batch, indexes, columns))
 
     # ---- the barrier -----------------------------------------------------------------------------
 
@@ -358,8 +358,8 @@ class StatesOperator(ServiceOperator):
                     rows.append((window, store.state.name, encode_table(content)))
         self._place.window = GLOBAL_WINDOW
         if rows:
-            known = self.readers.epochs
-            constants = {epoch_column(owner): known.get(owner) for owner in self.plan.owners}
+            epochs = self.readers.epochs
+            constants = {epoch_column(owner): epochs.get(owner) for owner in self.plan.owners}
             assert self.output_schema is not None
             collector.collect(
                 _closed_rows(rows, self.output_schema, {**constants, CLOCK: self.now_ms})
@@ -384,11 +384,11 @@ def _in_order(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Sort records of several subtasks by source, partition and offset."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     offsets, *others = (rows.column(name).to_numpy() for name in ("offset", "partition", SOURCE))
-    one_topic = all((one == one[0]).all() for one in others)
+    one_topic = all((values == values[0]).all() for values in others)
     if not one_topic or (offsets[1:] < offsets[:-1]).any():
         rows = rows.take(pa.array(np.lexsort([offsets, *others])))
-    found: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
-    return found
+    ordered: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
+    return ordered
 
 
 def _closed_rows(

@@ -62,7 +62,7 @@ class Letter:
 
     def encode(self) -> bytes:
         """Return it as JSON; bytes that are no UTF-8 as base64."""
-        made: dict[str, Any] = {
+        document: dict[str, Any] = {
             "service": self.service,
             "step": self.step,
             "reason": self.reason,
@@ -76,7 +76,7 @@ class Letter:
             "value": _json_of(self.value),
             "partial": self.partial,
         }
-        return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode(
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(
             errors="backslashreplace"
         )
 
@@ -88,20 +88,20 @@ class Letter:
             FormatError: it is not a letter.
         """
         try:
-            found = json.loads(data)
+            document = json.loads(data)
             return cls(
-                service=str(found["service"]),
-                step=str(found["step"]),
-                topic=str(found["topic"]),
-                partition=int(found["partition"]),
-                offset=int(found["offset"]),
-                file=found.get("file"),
-                key=_bytes_of(found, "key"),
-                record=_bytes_of(found, "record"),
-                time_ms=found.get("timestamp"),
-                value=found.get("value"),
-                reason=str(found["reason"]),
-                partial=bool(found.get("partial")),
+                service=str(document["service"]),
+                step=str(document["step"]),
+                topic=str(document["topic"]),
+                partition=int(document["partition"]),
+                offset=int(document["offset"]),
+                file=document.get("file"),
+                key=_bytes_of(document, "key"),
+                record=_bytes_of(document, "record"),
+                time_ms=document.get("timestamp"),
+                value=document.get("value"),
+                reason=str(document["reason"]),
+                partial=bool(document.get("partial")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"a record of {DEAD_LETTERS} is not a letter ({error!r})") from error

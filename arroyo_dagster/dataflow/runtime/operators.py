@@ -97,8 +97,8 @@ class ServicePlan:
     @property
     def key_types(self) -> tuple[ScalarType, ...]:
         """The distinct key types of its owned states."""
-        found = [state.key_type for state in self.owned.values() if state.key_type is not None]
-        return tuple(dict.fromkeys(found))
+        types = [state.key_type for state in self.owned.values() if state.key_type is not None]
+        return tuple(dict.fromkeys(types))
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -204,12 +204,12 @@ class ServiceOperator(Operator):
             accessors: by the name of the state; states without one are read as a whole.
             tables_in: see `Invocation`; None = all states as published.
         """
-        found: dict[str, Accessor] = {}
+        by_name: dict[str, Accessor] = {}
         for name, state in self.plan.states.items():
             access = (accessors or {}).get(name) or self._whole(name)
-            found[mangled(name)] = found[state.accessor] = access
+            by_name[mangled(name)] = by_name[state.accessor] = access
         place = Invocation(
-            found,
+            by_name,
             lambda: self.readers.tables(),
             self.plan.env,
             tables_in or (lambda words: self.readers.tables_in(words)),
@@ -230,7 +230,7 @@ class ServiceOperator(Operator):
                 for name, state in self.plan.states.items()
                 if mangled(name) in listed
             }
-            allowed = {name: one for name, one in allowed.items() if name in listed}
+            allowed = {name: accessor for name, accessor in allowed.items() if name in listed}
         return load(plan, {**CONTEXT, **allowed})
 
     def steps(
@@ -249,8 +249,8 @@ class ServiceOperator(Operator):
             partial: whether records may reach the first in parts; see `Letter`.
             keeps: whether each may change a state.
         """
-        found: list[Step] = []
+        steps: list[Step] = []
         for plan in plans:
-            found.append(Step(self.function(plan, place), partial))
+            steps.append(Step(self.function(plan, place), partial))
             partial = partial or keeps or plan.operator == "flat-map"
-        return found
+        return steps

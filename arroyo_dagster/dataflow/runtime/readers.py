@@ -61,14 +61,14 @@ class Readers:
             words: the words of the query in lower case.
             without: states to leave out.
         """
-        found = []
+        tables = []
         for name, state in self._states.items():
             if state.value_kind is not ValueKind.ROW or name in without:
                 continue
-            spelled = (one.replace("-", "_").lower() for one in (state.table, *state.aliases))
-            if any({*one.split("_")} <= {*words} or one in words for one in spelled):
-                found.append(self._view(name).table())
-        return Tables(found)
+            spelled = (alias.replace("-", "_").lower() for alias in (state.table, *state.aliases))
+            if any({*alias.split("_")} <= {*words} or alias in words for alias in spelled):
+                tables.append(self._view(name).table())
+        return Tables(tables)
 
     def tables(self) -> Tables:
         """Return every arrow-row state as a table for `sql`."""
@@ -87,23 +87,23 @@ class Readers:
 
         The same object for all records of an epoch, so that its look-up by key is made once.
         """
-        found = self._wholes.get(name)
-        if found is None:
+        contents = self._wholes.get(name)
+        if contents is None:
             view = self._view(name)
             is_row = self._states[name].value_kind is ValueKind.ROW
-            found = self._wholes[name] = view.whole(self.tables() if is_row else Tables(()))
-        return found
+            contents = self._wholes[name] = view.whole(self.tables() if is_row else Tables(()))
+        return contents
 
     def _view(self, name: str) -> StateView:
-        found = self._views.get(name)
-        if found is None:
+        view = self._views.get(name)
+        if view is None:
             state = self._states[name]
             head = self._head(state.owner)
             frame = self._readers[name].at(head)
             now_ms = self._now_ms
-            found = StateView(state, head.epoch if head else None, frame, lambda: now_ms)
-            self._views[name] = found
-        return found
+            view = StateView(state, head.epoch if head else None, frame, lambda: now_ms)
+            self._views[name] = view
+        return view
 
     def _head(self, owner: str) -> Checkpoint | None:
         epoch = self._epochs.get(owner)

@@ -75,19 +75,19 @@ def _described(error: BaseException) -> str:
 
 def _position(trace: TracebackType | None) -> str | None:
     """Return the innermost line of the user's code; None = none of it was running."""
-    found = None
+    innermost = None
     while trace is not None:
         if not str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_OWN):
-            found = trace
+            innermost = trace
         trace = trace.tb_next
-    if found is None:
+    if innermost is None:
         return None
-    code, line = found.tb_frame.f_code, found.tb_lineno
-    if str(found.tb_frame.f_globals.get("__name__", "")).startswith(INLINE):
+    code, line = innermost.tb_frame.f_code, innermost.tb_lineno
+    if str(innermost.tb_frame.f_globals.get("__name__", "")).startswith(INLINE):
         place = f"in line {line} of the body"
     else:
         place = f"in {code.co_filename.rpartition('/')[2]} line {line}"
-    expression = _expression(found)
+    expression = _expression(innermost)
     return f"{place}: `{expression}`" if expression else place
 
 

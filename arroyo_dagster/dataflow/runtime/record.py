@@ -54,8 +54,8 @@ class Record(dict[str, Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         _changing()
-        found = name if name in self else _find(self, name)
-        dict.__setitem__(self, name if found is None else found, as_record(value))
+        member = name if name in self else _find(self, name)
+        dict.__setitem__(self, name if member is None else member, as_record(value))
 
     def __delattr__(self, name: str) -> None:
         del self[name if name in self else _member(self, name)]
@@ -96,40 +96,40 @@ copyreg.pickle(Record, _reduced)  # spares pickle the look-up of attributes, whi
 
 
 def _find(record: Record, name: str) -> str | None:
-    return next((one for one in record if one.replace("-", "_") == name), None)
+    return next((member for member in record if member.replace("-", "_") == name), None)
 
 
 def _member(record: Record, name: str) -> str:
-    found = _find(record, name)
-    if found is not None:
-        return found
-    said = f"the record has no member `{name}`; there are {', '.join(record) or 'none'}"
+    member = _find(record, name)
+    if member is not None:
+        return member
+    message = f"the record has no member `{name}`; there are {', '.join(record) or 'none'}"
     if hasattr(dict, name):
-        said += "; a record has no methods: for a dict, use `{**record}`, or `sdf.plain(record)`"
+        message += "; a record has no methods: for a dict, use `{**record}`, or `sdf.plain(record)`"
     else:
-        said += did_you_mean(name, [one.replace("-", "_") for one in record])
-    raise NoMember(said)
+        message += did_you_mean(name, [member.replace("-", "_") for member in record])
+    raise NoMember(message)
 
 
 def as_record(value: Any) -> Any:
     """Return a value with its dicts, at any depth of dicts and lists, as `Record`s."""
     kind = type(value)
     if kind is Record:
-        for name, one in dict.items(value):
-            if type(one) in _HOLDING:
-                dict.__setitem__(value, name, as_record(one))
+        for name, item in dict.items(value):
+            if type(item) in _HOLDING:
+                dict.__setitem__(value, name, as_record(item))
         return value
     if isinstance(value, dict):
-        return Record({name: as_record(one) for name, one in value.items()})
-    return [as_record(one) for one in value] if isinstance(value, list) else value
+        return Record({name: as_record(item) for name, item in value.items()})
+    return [as_record(item) for item in value] if isinstance(value, list) else value
 
 
 def plain(value: Any) -> Any:
     """Return a value with its `Record`s, at any depth of dicts, lists and tuples, as dicts."""
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in {**value}.items()}
+        return {name: plain(item) for name, item in {**value}.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value
 
 

@@ -91,9 +91,7 @@ class Travel:
         """Return a batch of these columns; absent ones are null."""
         schema = self.schema
         rows = len(next(iter(columns.values())))
-        arrays = [
-            columns[one.name] if one.name in columns else pa.nulls(rows, one.type) for one in schema
-        ]
+        arrays = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def from_origin(
@@ -107,13 +105,13 @@ class Travel:
             columns: the new columns by name.
         """
         everything = isinstance(at, range) and len(at) == origin.num_rows
-        taken = None if everything else pa.array(at, pa.int64())
-        known = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
-        carried = {name: column(origin, name) for name in known}
+        indexes = None if everything else pa.array(at, pa.int64())
+        names = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
+        carried = {name: column(origin, name) for name in names}
         if self.raw is not None:
             carried |= _raw_columns(origin)
-        if taken is not None:
-            carried = {name: column.take(taken) for name, column in carried.items()}
+        if indexes is not None:
+            carried = {name: column.take(indexes) for name, column in carried.items()}
         return self.batch({**carried, **columns})
 
 
@@ -149,7 +147,7 @@ def _encoded(values: Sequence[Any]) -> tuple[pa.Array, pa.Array]:
             return pa.array(values, pa.string()), pa.nulls(len(values), pa.binary())
         except UnicodeEncodeError:
             pass  # a lone surrogate: it can be pickled, and fails later where it is written
-    pickled = [None if one is None else pickle.dumps(one, protocol=5) for one in values]
+    pickled = [None if value is None else pickle.dumps(value, protocol=5) for value in values]
     return pa.nulls(len(values), pa.string()), pa.array(pickled, pa.binary())
 
 
@@ -243,7 +241,7 @@ class ReceivedRecords:
             return self._frame[rows if isinstance(rows, slice) else rows.tolist()]
         if isinstance(rows, slice):
             return frame_of(self.values[rows])
-        return frame_of([self.values[at] for at in rows.tolist()])
+        return frame_of([self.values[row] for row in rows.tolist()])
 
     @cached_property
     def windows(self) -> list[Window]:
@@ -280,7 +278,7 @@ def _raw_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     """Return the raw columns of rows: as rows of the source have them, or as they were carried."""
     is_source = RAW not in batch.schema.names
     names = {RAW: VALUE, RAW_KEY: "key"} if is_source else {RAW: RAW, RAW_KEY: RAW_KEY}
-    return {name: column(batch, one) for name, one in {**names, FILE: FILE}.items()}
+    return {name: column(batch, stored) for name, stored in {**names, FILE: FILE}.items()}
 
 
 def _record_bytes(value: Any) -> bytes | None:

@@ -90,7 +90,7 @@ class RecordsOperator(ServiceOperator):
         self._place = self.invocation()
         self._parallelism = ctx.task_info.parallelism
         self._source_steps = [
-            self.steps(one.transforms, self._place, partial=False) for one in plan.sources
+            self.steps(source.transforms, self._place, partial=False) for source in plan.sources
         ]
         self._steps = self.steps(plan.transforms, self._place, partial=plan.partial_after_sources)
         self._window_steps = self.steps(
@@ -137,13 +137,13 @@ class RecordsOperator(ServiceOperator):
         """Process records of all sources, and clock rows; parse the next ones meanwhile."""
         weighed = ((batch, batch.nbytes) for batch in batches)
         for parts in read_ahead(self._parsed, weighed, _PARSE_AHEAD_BYTES):
-            for one in parts:
-                self.see(one.rows, ctx)
-                if one.source >= 0:
+            for part in parts:
+                self.see(part.rows, ctx)
+                if part.source >= 0:
                     with self._place.entered(), collected_later():
-                        self._take(one, collector)
+                        self._take(part, collector)
                 elif self._event_time is not None:
-                    self._event_time.tick(idle=one.source == IDLE)
+                    self._event_time.tick(idle=part.source == IDLE)
 
     def _parsed(self, batch: pa.RecordBatch) -> list[_SourceRows]:
         return [
@@ -199,37 +199,37 @@ class RecordsOperator(ServiceOperator):
         failed = 0
         if self._timestamp is not None:
             begin_step(self._timestamp.plan.name)
-        for at, given in enumerate(self._given_times(batch, records)):
+        for index, given_time in enumerate(self._given_times(batch, records)):
             try:
-                time = self._event_time_of(records, at, given)
+                time = self._event_time_of(records, index, given_time)
             except Exception as error:
                 failed += 1
                 assert self._timestamp is not None
                 self.failures.note(
                     self._timestamp.plan.name,
                     error,
-                    records.values[at],
-                    place(records.at[at]),
+                    records.values[index],
+                    place(records.at[index]),
                     partial=self.plan.partial_before_window,
                 )
                 continue
-            taken = event_time.accept(time)
-            if taken:
-                kept.append(at)
-                windows.append(taken)
+            accepted = event_time.accept(time)
+            if accepted:
+                kept.append(index)
+                windows.append(accepted)
         if self._timestamp is not None:
             self.metrics.count(self._timestamp.plan.name, succeeded=len(records) - failed)
         late = len(records) - failed - len(kept)
         self.metrics.count("window", succeeded=len(kept), dropped_late=late)
-        keys = None if records.keys is None else [records.keys[at] for at in kept]
-        found = records.taken(kept, [records.values[at] for at in kept], keys)
-        found.windows = windows
-        return found
+        keys = None if records.keys is None else [records.keys[index] for index in kept]
+        windowed = records.taken(kept, [records.values[index] for index in kept], keys)
+        windowed.windows = windows
+        return windowed
 
     def _given_times(self, batch: pa.RecordBatch, records: Records) -> list[int]:
         """Return the timestamp of each record; without one, the engine's clock."""
         times = column(batch, "timestamp").cast(pa.int64()).to_pylist()
-        return [self.now_ms if times[at] is None else times[at] for at in records.at]
+        return [self.now_ms if times[index] is None else times[index] for index in records.at]
 
     def _event_time_of(self, records: Records, at: int, given: int) -> int:
         function, value = self._timestamp, records.values[at]
@@ -279,7 +279,7 @@ class RecordsOperator(ServiceOperator):
         columns[KEY], columns[KIND] = texts, kinds
         if records.windows is not None:
             for name, part in ((WINDOW_START, 0), (WINDOW_END, 1)):
-                columns[name] = pa.array([one[0][part] for one in records.windows], pa.int64())
+                columns[name] = pa.array([entry[0][part] for entry in records.windows], pa.int64())
         collector.collect(self.travel.from_origin(batch, records.at, columns))
 
     @staticmethod
@@ -308,17 +308,17 @@ class RecordsOperator(ServiceOperator):
             return records
         kept: list[int] = []
         name = self._last_step()
-        for at, value in enumerate(records.values):
+        for index, value in enumerate(records.values):
             try:
                 check_travels(value)
-                kept.append(at)
+                kept.append(index)
             except OperatorResultError as error:
                 partial = self.plan.partial_before_key
-                self.failures.note(name, error, value, place(records.at[at]), partial=partial)
+                self.failures.note(name, error, value, place(records.at[index]), partial=partial)
         if len(kept) == len(records):
             return records
-        keys = None if records.keys is None else [records.keys[at] for at in kept]
-        return records.taken(kept, [records.values[at] for at in kept], keys)
+        keys = None if records.keys is None else [records.keys[index] for index in kept]
+        return records.taken(kept, [records.values[index] for index in kept], keys)
 
     def _last_step(self) -> str:
         steps = [*self._window_steps, *self._steps]
@@ -379,27 +379,27 @@ class KeyAssigner:
                 return text, _kind(TEXT_KEY, len(keys)), records
             keys = keys.to_list()
         if self._key_types in ((), (ScalarType.STRING,)):
-            made = _texts(keys)
-            if made is not None:
+            all_texts = _texts(keys)
+            if all_texts is not None:
                 self._metrics.count(function.plan.name, succeeded=len(keys))
-                return made, _kind(TEXT_KEY, len(keys)), records
+                return all_texts, _kind(TEXT_KEY, len(keys)), records
         texts: list[str] = []
         kinds: list[int] = []
         kept: list[int] = []
-        for at, key in enumerate(keys):
+        for index, key in enumerate(keys):
             if not has_result(key):
                 continue
             try:
                 text, kind = _key_of(function, key, self._key_types)
             except Exception as error:
-                self._no_key(error, records, at, place)
+                self._no_key(error, records, index, place)
                 continue
             texts.append(text)
             kinds.append(kind)
-            kept.append(at)
+            kept.append(index)
         self._metrics.count(function.plan.name, succeeded=len(kept))
-        found = records.chosen(kept)
-        return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), found
+        assigned = records.chosen(kept)
+        return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), assigned
 
     def _assigned(self, records: Records, place: Callable[[int], Place]) -> list[Any]:
         def fail(at: int, error: Exception) -> None:
@@ -422,11 +422,11 @@ class KeyAssigner:
         def fail(at: int, error: Exception) -> None:
             self._no_key(error, records, at, place)
 
-        found = call_divided(len(records), call, fail)
-        if len(found) == 1 and found[0][:2] == (0, len(records)):
-            return found[0][2]
+        results = call_divided(len(records), call, fail)
+        if len(results) == 1 and results[0][:2] == (0, len(records)):
+            return results[0][2]
         keys = no_results(len(records))
-        for start, stop, series in found:
+        for start, stop, series in results:
             keys[start:stop] = series.to_list()
         return keys
 
@@ -461,19 +461,19 @@ _EVERY: dict[int, list[str]] = {}
 
 def keys_of_every_subtask(parallelism: int) -> list[str]:
     """Return one key per subtask that is routed to it, so that a message reaches all of them."""
-    found = _EVERY.get(parallelism)
-    if found is None:
-        known: dict[int, str] = {}
+    keys = _EVERY.get(parallelism)
+    if keys is None:
+        key_of: dict[int, str] = {}
         tried = 0
-        while len(known) < parallelism:
+        while len(key_of) < parallelism:
             names = [f"mark {number}" for number in range(tried, tried + 16 * parallelism)]
             tried += len(names)
             hashes = key_hashes([pa.array(names)], rows=len(names))
             subtasks = subtasks_for_hashes(hashes, parallelism)
             for name, subtask in zip(names, subtasks.tolist(), strict=True):
-                known.setdefault(subtask, name)
-        found = _EVERY[parallelism] = [known[subtask] for subtask in range(parallelism)]
-    return found
+                key_of.setdefault(subtask, name)
+        keys = _EVERY[parallelism] = [key_of[subtask] for subtask in range(parallelism)]
+    return keys
 
 
 def watermark_rows(
@@ -525,18 +525,18 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
             number="E28",
             path=function.plan.path,
         )
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for declared in key_types:
-        found.add(key_text(key_for(declared, key, path=function.plan.path)))
-    if len(found) > 1:
+        keys.add(key_text(key_for(declared, key, path=function.plan.path)))
+    if len(keys) > 1:
         raise OperatorResultError(
             f"assign-key `{function.plan.name}` returned {key!r:.80}, which maps to different "
             "keys in the service's states",
             number="E41",
             path=function.plan.path,
-            types=[one.value for one in key_types],
+            types=[scalar.value for scalar in key_types],
         )
-    text = str(found.pop()) if found else key_text(key)
+    text = str(keys.pop()) if keys else key_text(key)
     text.encode()  # raises for a lone surrogate
     kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
     return text, kind
@@ -594,9 +594,9 @@ class _SourceDecoder:
         if self._in_columns and self._topic.converter.is_text and not raw.null_count:
             text, is_text = _as_text(raw)
             return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
-        found = None if self._read_columns is None else self._read_columns(raw)
-        if found is None or self._in_columns or not any(one.null_count() for one in found):
-            return found
+        frame = None if self._read_columns is None else self._read_columns(raw)
+        if frame is None or self._in_columns or not any(series.null_count() for series in frame):
+            return frame
         return None
 
     def records(
@@ -614,17 +614,17 @@ class _SourceDecoder:
             self._metrics.count(name, succeeded=count)
             return Records(None, range(count), self._keys(batch), frame=parsed)
         values, bad = self._values(batch)
-        for at, error in bad.items():
-            raw = column(batch, VALUE)[at].as_py()
-            self._failures.note(name, error, raw, place(at), topic=True)
+        for index, error in bad.items():
+            raw = column(batch, VALUE)[index].as_py()
+            self._failures.note(name, error, raw, place(index), topic=True)
         keys = self._keys(batch)
         self._metrics.count(name, succeeded=count - len(bad))
         records = Records(values, range(count), keys)
         if not bad:
             return records
-        kept = [at for at in range(count) if at not in bad]
-        some_keys = None if keys is None else [keys[at] for at in kept]
-        return records.taken(kept, [values[at] for at in kept], some_keys)
+        kept = [index for index in range(count) if index not in bad]
+        some_keys = None if keys is None else [keys[index] for index in kept]
+        return records.taken(kept, [values[index] for index in kept], some_keys)
 
     def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
         """Return the value of each record, and the errors of those that do not decode, by index."""
@@ -652,13 +652,13 @@ class _SourceDecoder:
         keys = column(batch, "key")
         if keys.null_count == batch.num_rows:
             return None
-        found: list[Any] = []
+        decoded: list[Any] = []
         for key in keys.to_pylist():
             try:
-                found.append(None if key is None else self._read_key(key))
+                decoded.append(None if key is None else self._read_key(key))
             except ValueError:
-                found.append(key)  # a key that does not decode stays bytes
-        return found
+                decoded.append(key)  # a key that does not decode stays bytes
+        return decoded
 
 
 def _refusing_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -699,11 +699,11 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
     """
     if records.windows is None:
         return records, None
-    repeated = [at for at, windows in enumerate(records.windows) for _ in windows]
-    found = Records(
-        [records.values[at] for at in repeated],
-        [records.at[at] for at in repeated],
+    repeated = [index for index, windows in enumerate(records.windows) for _ in windows]
+    repeated_records = Records(
+        [records.values[index] for index in repeated],
+        [records.at[index] for index in repeated],
         None,
         [(window,) for windows in records.windows for window in windows],
     )
-    return found, pa.array(repeated, pa.int64())
+    return repeated_records, pa.array(repeated, pa.int64())

@@ -45,8 +45,8 @@ class UnreadRows:
     def find(self, keys: pa.Array) -> tuple[RowIndexes, dict[str, StateEntry]]:
         """Return the sorted indexes of the rows of `keys` that are left, and these as entries."""
         places, rows = self.find_rows(keys)
-        found = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
-        return places, dict(found)
+        entries = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
+        return places, dict(entries)
 
     def find_rows(self, keys: pa.Array) -> tuple[RowIndexes, pa.Table]:
         """Return the sorted indexes of the rows of `keys` that are left, and these rows."""
@@ -67,6 +67,6 @@ class UnreadRows:
         ttl, updated = self._state.ttl_ms, self._updated_ms
         if ttl is None or updated is None:
             return 0
-        gone = np.flatnonzero(self._left & (now_ms - updated >= ttl))
-        self.drop(gone)
-        return len(gone)
+        expired = np.flatnonzero(self._left & (now_ms - updated >= ttl))
+        self.drop(expired)
+        return len(expired)

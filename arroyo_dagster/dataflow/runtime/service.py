@@ -138,10 +138,10 @@ class RunOptions:
     clock: Clock = wall_clock_ms
 
     def __post_init__(self) -> None:
-        known = (SKIP, FAIL, DEAD_LETTER)
-        if self.on_error not in known:
+        choices = (SKIP, FAIL, DEAD_LETTER)
+        if self.on_error not in choices:
             raise InputError(
-                f"on_error is not {self.on_error!r}; expected one of {', '.join(known)}",
+                f"on_error is not {self.on_error!r}; expected one of {', '.join(choices)}",
                 next_step="choose one of these",
             )
         if self.max_errors is not None and self.max_errors < 0:
@@ -184,28 +184,28 @@ def build_service(
     options: RunOptions | None = None,
 ) -> Pipeline:
     """Build the pipeline of one service. Arguments and errors as in `build_dataflow`."""
-    chosen = options or RunOptions()
+    run_options = options or RunOptions()
     if service not in dataflow.services:
         raise InputError(
             f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
         )
-    plan = _Planning(dataflow, dataflow.services[service], store, bindings, chosen).plan()
+    plan = _Planning(dataflow, dataflow.services[service], store, bindings, run_options).plan()
     paths = service_paths(dataflow, checked_name(service, "service"))
     pipeline = Pipeline(
         str(paths.pipeline),
         job=service,
-        parallelism=chosen.parallelism,
-        keep_epochs=chosen.keep_epochs,
-        epoch_check=_error_limit(plan, chosen),
+        parallelism=run_options.parallelism,
+        keep_epochs=run_options.keep_epochs,
+        epoch_check=_error_limit(plan, run_options),
     )
     # Its operators are the engine's; states that are not declared any more are refused (E50).
     pipeline.carries_unclaimed = True
-    _connect(pipeline, plan, bindings, chosen)
+    _connect(pipeline, plan, bindings, run_options)
     for name, sink in pipeline.sinks().items():
-        if chosen.parallelism > 1 and takes_one_subtask(sink):
+        if run_options.parallelism > 1 and takes_one_subtask(sink):
             raise InputError(
                 f"the sink of topic `{name.removeprefix('sink.')}` takes the records of one "
-                f"subtask, and the parallelism is {chosen.parallelism}",
+                f"subtask, and the parallelism is {run_options.parallelism}",
                 service=service,
                 next_step="bind it to a directory (a path that ends with '/'), or run it with "
                 "--parallelism 1",
@@ -279,7 +279,7 @@ def service_order(dataflow: Dataflow) -> list[str]:
         for sink in service.sinks:
             if sink.id is not None:
                 writers.setdefault(sink.id, []).append(name)
-    found: dict[str, None] = {}
+    ordered: dict[str, None] = {}
     entered: set[str] = set()
 
     def visit(name: str) -> None:
@@ -288,21 +288,21 @@ def service_order(dataflow: Dataflow) -> list[str]:
         entered.add(name)
         service = dataflow.services[name]
         owners = (state.owner for state in service.states.values() if state.ref is not None)
-        upstream = (one for source in service.sources for one in writers.get(source.id or "", ()))
+        upstream = (w for source in service.sources for w in writers.get(source.id or "", ()))
         for before in (*sorted(owners), *sorted(upstream)):
             visit(before)
-        found[name] = None
+        ordered[name] = None
 
     for name in sorted(dataflow.services):
         visit(name)
-    return list(found)
+    return list(ordered)
 
 
 def converter_of(dataflow: Dataflow, topic: str) -> str:
     """Return the converter of a topic's values: the topic's, else the dataflow's, else `json`."""
-    config, known = dataflow.kept.get("config"), dataflow.topics.get(topic)
+    config, definition = dataflow.kept.get("config"), dataflow.topics.get(topic)
     default = None if config is None else config.value.get("converter")
-    settings = {} if known is None else known.settings.value
+    settings = {} if definition is None else definition.settings.value
     value = (settings.get("schema") or {}).get(VALUE) or {}
     return str(value.get("converter") or settings.get("converter") or default or "json")
 
@@ -371,8 +371,8 @@ class _Planning:
         plan = ServicePlan(
             name=service.name,
             store=self._store,
-            sources=tuple(self._topic(one) for one in service.sources),
-            sinks=tuple(self._topic(one) for one in service.sinks if one.id is not None),
+            sources=tuple(self._topic(source) for source in service.sources),
+            sinks=tuple(self._topic(sink) for sink in service.sinks if sink.id is not None),
             transforms=self._functions(service.transforms),
             window=None if windowed is None else windowed.window,
             assign_timestamp=None

@@ -105,7 +105,7 @@ class ServiceSource(Source):
         value = pa.field(VALUE, self.value_type)
         self.schema = pa.schema(
             [
-                *(value if one.name == VALUE else one for one in topic_schema()),
+                *(value if field.name == VALUE else field for field in topic_schema()),
                 *([pa.field(FILE, pa.string())] if files else ()),
                 pa.field(SOURCE, pa.int32(), nullable=False),
                 *(pa.field(epoch_column(owner), pa.int64()) for owner in owners),
@@ -148,13 +148,13 @@ class ServiceSource(Source):
         return self._may_retry and self._ticks is not None and self._ticks.unflushed()
 
     def _start(self, offset: Offset, topic: str) -> Offset:
-        known: Offset = offset["topics"].get(topic, {})
+        stored: Offset = offset["topics"].get(topic, {})
         begin = self._beginnings.get(topic)
         if begin is None:  # once: that of a rate is a time
             begin = self._beginnings[topic] = self._sources[topic].initial_offset()
         # A source that was added to the service later, or is read again after a clean, starts at
         # its beginning; members of dead letters stay.
-        return known if begin.keys() & known.keys() else {**begin, **known}
+        return stored if begin.keys() & stored.keys() else {**begin, **stored}
 
     def _is_idle(self, start: Offset, now: int) -> bool:
         ticks = self._ticks
@@ -207,7 +207,7 @@ class ServiceSource(Source):
 
     def _completed(self, batch: pa.RecordBatch, partition: TopicSplit) -> pa.RecordBatch:
         rows = batch.num_rows
-        columns = {name: batch.column(at) for at, name in enumerate(batch.schema.names)}
+        columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
         if columns[VALUE].type != self.value_type:
             topic = list(self._sources)[partition.source]
             columns[VALUE] = _as_records(columns[VALUE], raw=topic in self._raw)
@@ -245,4 +245,4 @@ def _as_records(values: pa.Array, *, raw: bool) -> pa.Array:
         return values
     if raw and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
         return values.cast(pa.binary())
-    return pa.array([json_bytes(one) for one in values.to_pylist()], pa.binary())
+    return pa.array([json_bytes(value) for value in values.to_pylist()], pa.binary())

@@ -51,13 +51,13 @@ class DeliverOperator(ServiceOperator):
         records = Records(decode(batch), range(batch.num_rows), decode_keys(batch))
         with self._place.entered(), collected_later():
             records = run_steps(self._steps, records, self.failures, self.metrics, place)
-        found = self._written(records, place)
-        if found:
-            at = pa.array([one[0] for one in found], pa.int64())
+        rows = self._written(records, place)
+        if rows:
+            indexes = pa.array([row[0] for row in rows], pa.int64())
             columns = [
-                pa.array([one[1] for one in found], pa.binary()),
-                pa.array([one[2] for one in found], pa.binary()),
-                column(batch, "timestamp").take(at),
+                pa.array([row[1] for row in rows], pa.binary()),
+                pa.array([row[2] for row in rows], pa.binary()),
+                column(batch, "timestamp").take(indexes),
             ]
             collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
 
@@ -66,18 +66,18 @@ class DeliverOperator(ServiceOperator):
     ) -> list[tuple[int, bytes | None, bytes]]:
         """Return for each record its index in the batch, and its key and value as bytes."""
         name = f"sink {self._topic.name}"
-        found: list[tuple[int, bytes | None, bytes]] = []
-        for at, value in enumerate(records.values):
-            key: Any = None if records.keys is None else records.keys[at]
+        rows: list[tuple[int, bytes | None, bytes]] = []
+        for index, value in enumerate(records.values):
+            key: Any = None if records.keys is None else records.keys[index]
             try:
                 written = None if key is None else self._write_key(key)
-                found.append((records.at[at], written, self._write(value)))
+                rows.append((records.at[index], written, self._write(value)))
             except Exception as error:
                 self.failures.note(
-                    name, error, value, place(records.at[at]), topic=True, partial=self._partial
+                    name, error, value, place(records.at[index]), topic=True, partial=self._partial
                 )
-        self.metrics.count(name, succeeded=len(found))
-        return found
+        self.metrics.count(name, succeeded=len(rows))
+        return rows
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Write the metrics of the epoch."""

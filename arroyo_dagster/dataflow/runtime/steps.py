@@ -112,19 +112,19 @@ class Records:
         """Return records with new values and keys, derived from those at the indexes `kept`."""
         if len(kept) == len(self.at) and kept == list(range(len(kept))):
             return Records(values, self.at, keys, self.windows)
-        windows = None if self.windows is None else [self.windows[one] for one in kept]
-        return Records(values, [self.at[one] for one in kept], keys, windows)
+        windows = None if self.windows is None else [self.windows[index] for index in kept]
+        return Records(values, [self.at[index] for index in kept], keys, windows)
 
     def chosen(self, kept: list[int], frame: pl.DataFrame | None = None) -> Records:
         """Return the records at the indexes `kept`; with `frame`, with these rows as values."""
         if frame is None and len(kept) == len(self.at):
             return self
-        keys = None if self.keys is None else [self.keys[one] for one in kept]
+        keys = None if self.keys is None else [self.keys[index] for index in kept]
         if frame is None and self.frame is None:
-            return self.taken(kept, [self.values[one] for one in kept], keys)
-        found = self.taken(kept, [], keys)
+            return self.taken(kept, [self.values[index] for index in kept], keys)
+        records = self.taken(kept, [], keys)
         rows = self.frame[kept] if frame is None and self.frame is not None else frame
-        return Records(None, found.at, found.keys, found.windows, frame=rows)
+        return Records(None, records.at, records.keys, records.windows, frame=rows)
 
 
 class Failures:
@@ -208,7 +208,7 @@ class Failures:
             self._letters.append(self._letter(step, reason, record, place, partial))
         count = self._logged[step] = self._logged.get(step, 0) + 1
         if count <= _MOST_LOGGED:
-            said = ", ".join(f"{name} {value}" for name, value in where.items())
+            text = ", ".join(f"{name} {value}" for name, value in where.items())
             after = self._after(place)
             next_step = next_step_of(error, in_topic=topic)
             advice = f". Next: {next_step}; {after}" if count == 1 else ""
@@ -217,7 +217,7 @@ class Failures:
                 self._service,
                 step,
                 self._outcome(place),
-                said or "no place",
+                text or "no place",
                 reason,
                 _short(record),
                 advice,
@@ -318,10 +318,10 @@ def _filter_mapped(function: Function, value: Any, result: Any) -> Sequence[Any]
 def _flat_mapped(function: Function, value: Any, result: Any) -> Sequence[Any]:
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
         raise _wrong(function, "a list of records", result)
-    found = list(result)
-    if any(one is None for one in found):
+    results = list(result)
+    if any(item is None for item in results):
         raise _wrong(function, "records", None)
-    return found
+    return results
 
 
 Outcome = Callable[[Function, Any, Any], Sequence[Any]]
@@ -354,14 +354,14 @@ class Step:
         function = self.function
         body = function.body
         result = body(key, value) if function.takes_key else body(value)
-        found = self.outcome(function, value, result)
+        results = self.outcome(function, value, result)
         if function.plan.operator == "filter":
-            return [(key, value) for _ in found]
+            return [(key, value) for _ in results]
         # Converted here, once, so that the next step gets what it would get from a topic.
         if not function.gives_pair:
-            return [(key, as_record(one)) for one in found]
-        pairs = [_pair(function, one) for one in found]
-        return [(new_key, as_record(one)) for new_key, one in pairs]
+            return [(key, as_record(item)) for item in results]
+        pairs = [_pair(function, item) for item in results]
+        return [(new_key, as_record(new_value)) for new_key, new_value in pairs]
 
 
 def run_steps(
@@ -412,26 +412,26 @@ def _plain_map(
     results, failed = call_each(
         step.function.body,
         records.values,
-        lambda at, error: failures.note(
-            step.name, error, records.values[at], place(records.at[at]), partial=step.partial
+        lambda index, error: failures.note(
+            step.name, error, records.values[index], place(records.at[index]), partial=step.partial
         ),
     )
     operator = step.function.plan.operator
     filters = operator == "filter"
     kept: list[int] = []
     values: list[Any] = []
-    for at, result in enumerate(results):
+    for index, result in enumerate(results):
         if result is _NOTHING:
             continue
-        value = records.values[at]
+        value = records.values[index]
         if (result is not True and result is not False) if filters else result is None:
             error = _wrong(step.function, "True or False" if filters else "a record", result)
-            failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
+            failures.note(step.name, error, value, place(records.at[index]), partial=step.partial)
             failed += 1
         elif not filters or result:
-            kept.append(at)
+            kept.append(index)
             values.append(value if filters else as_record(result))
-    keys = None if records.keys is None else [records.keys[at] for at in kept]
+    keys = None if records.keys is None else [records.keys[index] for index in kept]
     return records.taken(kept, values, keys), failed
 
 
@@ -453,16 +453,16 @@ def _columnar(
         value = records.values[at]
         failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
 
-    found = call_divided(len(records), call, fail)
+    parts = call_divided(len(records), call, fail)
     if filters:
-        kept = [start + one for start, _, mask in found for one in np.flatnonzero(mask).tolist()]
+        kept = [start + row for start, _, mask in parts for row in np.flatnonzero(mask).tolist()]
         return records.chosen(kept), failed
-    kept = [at for start, stop, _ in found for at in range(start, stop)]
-    frames = [frame for _, _, frame in found]
+    kept = [index for start, stop, _ in parts for index in range(start, stop)]
+    frames = [frame for _, _, frame in parts]
     whole = joined(frames) if frames else None
     if whole is not None:
         return records.chosen(kept, whole), failed
-    keys = None if records.keys is None else [records.keys[at] for at in kept]
+    keys = None if records.keys is None else [records.keys[index] for index in kept]
     values = [value for frame in frames for value in records_of(frame)]
     return records.taken(kept, values, keys), failed
 
@@ -512,18 +512,18 @@ def _general(
     values: list[Any] = []
     keys: list[Any] = []
     failed = 0
-    for at, value in enumerate(records.values):
-        key = None if records.keys is None else records.keys[at]
+    for index, value in enumerate(records.values):
+        key = None if records.keys is None else records.keys[index]
         if enter is not None and records.windows is not None:
-            enter(records.windows[at])
+            enter(records.windows[index])
         try:
-            found = step.one(key, value)
+            results = step.one(key, value)
         except Exception as error:
-            failures.note(step.name, error, value, place(records.at[at]), partial=step.partial)
+            failures.note(step.name, error, value, place(records.at[index]), partial=step.partial)
             failed += 1
             continue
-        for new_key, new_value in found:
-            kept.append(at)
+        for new_key, new_value in results:
+            kept.append(index)
             values.append(new_value)
             keys.append(new_key)
     has_keys = any(key is not None for key in keys)

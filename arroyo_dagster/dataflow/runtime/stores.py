@@ -113,8 +113,8 @@ class PairStore(Store):
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
         assert self.state.scalar_type is not None
-        gone = self._stored_in.pop(window, set())
-        self._view.remove_many(WindowKey(*window, key) for key in sorted(gone))
+        stored_keys = self._stored_in.pop(window, set())
+        self._view.remove_many(WindowKey(*window, key) for key in sorted(stored_keys))
         return pa.table(
             {
                 KEY: pa.array([key for key, _ in entries], pa.string()),
@@ -151,7 +151,7 @@ def own_keys(keys: Sequence[str], task: TaskInfo) -> Sequence[str]:
         return keys
     hashes = key_hashes([pa.array(keys, pa.string())], rows=len(keys))
     subtasks = subtasks_for_hashes(hashes, task.parallelism).tolist()
-    return [key for key, at in zip(keys, subtasks, strict=True) if at == task.task_index]
+    return [key for key, subtask in zip(keys, subtasks, strict=True) if subtask == task.task_index]
 
 
 class RowStore(Store):
@@ -170,9 +170,9 @@ class RowStore(Store):
         self._restored = UnreadRows(self.state, *self._view.indexed()) if window is None else None
         self._prefetched: dict[str, int] = {}
         if window is not None:
-            for known, entries in entries_of(self.state, self._view.get_newest()).items():
-                if not window.is_closed(known, watermark_ms):
-                    self._entries[known] = entries
+            for bounds, entries in entries_of(self.state, self._view.get_newest()).items():
+                if not window.is_closed(bounds, watermark_ms):
+                    self._entries[bounds] = entries
         self.enter(GLOBAL_WINDOW)
 
     def prefetch(self, keys: pa.Array) -> None:
@@ -188,23 +188,23 @@ class RowStore(Store):
             self._prefetched.update(zip(entries, places.tolist(), strict=True))
 
     def _content(self, window: Window, entries: list[tuple[str, Any]]) -> pa.Table:
-        made = list(rows_of(self.state, {window: dict(entries)}, 0))
-        return made[0] if made else self._view.schema.empty_table()
+        tables = list(rows_of(self.state, {window: dict(entries)}, 0))
+        return tables[0] if tables else self._view.schema.empty_table()
 
     def write(self, generation: int) -> int:
         self._evict()
         carrier = (*self._rows.defaults, self._rows.now_ms)
         live: dict[Window, dict[str, Any]] = {}
-        gone: dict[Window, dict[str, Any]] = {}
+        removals: dict[Window, dict[str, Any]] = {}
         for window, fresh in self._fresh.items():
             deleted = [key for key, entry in fresh.items() if entry is DELETED]
-            gone[window] = dict.fromkeys(sorted(deleted), carrier)
+            removals[window] = dict.fromkeys(sorted(deleted), carrier)
             live[window] = self.slot.entries(fresh)
             self._merge(self._entries[window], live[window], deleted)
             fresh.clear()
         for rows in rows_of(self.state, live, generation):
             self._view.insert(rows)
-        for rows in rows_of(self.state, gone, generation):
+        for rows in rows_of(self.state, removals, generation):
             self._view.delete_keys(rows)
         return self._expire()
 
@@ -263,9 +263,9 @@ class ColumnStore(Store):
 
     def write(self, generation: int) -> int:
         now_ms = self.slot.now_ms
-        written, gone = self._rows.take_changes(now_ms, generation)
+        written, deleted = self._rows.take_changes(now_ms, generation)
         if written is not None:
             self._view.insert(written)
-        if gone is not None:
-            self._view.delete_keys(gone)
+        if deleted is not None:
+            self._view.delete_keys(deleted)
         return self._restored.expire(now_ms) + self._rows.expire(now_ms)

@@ -129,34 +129,34 @@ def checked_binding(
             superfluous target.
     """
     facts: dict[str, Any] = {"topic": topic, "role": role}
-    known = _OPTIONS[role]
-    if kind not in known:
+    kinds = _OPTIONS[role]
+    if kind not in kinds:
         raise InputError(
-            f"a {role} cannot be bound to {redact_url(kind)!r}; expected {', '.join(known)}",
+            f"a {role} cannot be bound to {redact_url(kind)!r}; expected {', '.join(kinds)}",
             **facts,
             next_step=f"for example `--{role} {topic}={_example(role)}`",
         )
     if not target and kind not in _WITHOUT_TARGET:
-        wanted, example = _TARGETS.get(kind, ("a path", "PATH"))
+        expected, example = _TARGETS.get(kind, ("a path", "PATH"))
         raise InputError(
-            f"{kind} needs {wanted}",
+            f"{kind} needs {expected}",
             **facts,
             next_step=f"write `{topic}={kind}:{example}`",
         )
     if target and kind in _WITHOUT_TARGET:
         raise InputError(f"{kind} takes no path", **facts, given=redact_url(target))
-    if _ANY in known[kind]:
+    if _ANY in kinds[kind]:
         texts = {name: _option_text(value) for name, value in options.items()}
         return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=texts)
-    unknown = options.keys() - known[kind].keys()
+    unknown = options.keys() - kinds[kind].keys()
     if unknown:
         raise InputError(
             f"{kind} has no option {_format_name(min(unknown))}; a {role} of this kind has "
-            f"{', '.join(known[kind]) or 'none'}",
+            f"{', '.join(kinds[kind]) or 'none'}",
             **facts,
             next_step="leave it out, or write a `?` of a path as `%3F`",
         )
-    values = {name: _option(facts, name, value, known[kind]) for name, value in options.items()}
+    values = {name: _option(facts, name, value, kinds[kind]) for name, value in options.items()}
     return TopicBinding(role=role, topic=topic, kind=kind, target=target, options=values)
 
 
@@ -226,11 +226,11 @@ def read_bindings(path: str | Path) -> BindingsText:
         raise InputError(f"the bindings file cannot be read ({error})", path=str(file)) from error
     diagnostics = Diagnostics()
     root = read_tree(text, diagnostics)
-    found = (
+    bindings = (
         _BindingsReader(diagnostics, file.parent).read(root) if root is not None else BindingsText()
     )
     diagnostics.raise_if_any("bindings", str(file))
-    return found
+    return bindings
 
 
 _SECTIONS = ("sources", "sinks", "functions", "env")
@@ -260,7 +260,7 @@ class _BindingsReader:
         self._mistakes.add(node.diagnostic_at("E04", message))
 
     def _topics(self, node: Node | None, role: str) -> dict[str, TopicBinding]:
-        found: dict[str, TopicBinding] = {}
+        bindings: dict[str, TopicBinding] = {}
         for topic, place in (node.members if node else {}).items():
             try:
                 binding = self._topic(role, topic, place)
@@ -268,23 +268,23 @@ class _BindingsReader:
                 self._wrong(place, error.message)
             else:
                 if binding is not None:
-                    found[topic] = self._relative(binding)
-        return found
+                    bindings[topic] = self._relative(binding)
+        return bindings
 
     def _topic(self, role: str, topic: str, node: Node) -> TopicBinding | None:
         if node.text is not None:
             return _binding(role, topic, node.text)
         kinds = [key for key in node.members if key in _OPTIONS[role]]
         if len(kinds) != 1:
-            known = ", ".join(_OPTIONS[role])
-            self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {known}")
+            kinds_of_role = ", ".join(_OPTIONS[role])
+            self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {kinds_of_role}")
             return None
-        given = node.members[kinds[0]]
-        target = given.value
+        member = node.members[kinds[0]]
+        target = member.value
         if isinstance(target, dict | tuple):
-            self._wrong(given, f"expected a path behind {kinds[0]}, found {given.kind}")
+            self._wrong(member, f"expected a path behind {kinds[0]}, found {member.kind}")
             return None
-        options = {key: one.plain() for key, one in node.members.items() if key != kinds[0]}
+        options = {key: option.plain() for key, option in node.members.items() if key != kinds[0]}
         return checked_binding(
             role, topic, kinds[0], "" if target in (None, True) else str(target), options
         )
@@ -302,10 +302,10 @@ class _BindingsReader:
         )
 
     def _texts(self, node: Node | None, expected: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name, place in (node.members if node else {}).items():
             if place.text is None or (":" in expected and ":" not in place.text):
                 self._wrong(place, f"expected {expected}, found {place.kind}")
             else:
-                found[name] = place.text
-        return found
+                texts[name] = place.text
+        return texts

@@ -60,12 +60,12 @@ class Shape:
 
     def field(self, column: str) -> str:
         """Return the field of a column, or the column if there is none; `-` and `_` are equal."""
-        known = self._fields.get(column)
-        if known is None:
-            wanted = same_name(column)
-            same = (name for name in self.fields or () if same_name(name) == wanted)
-            known = self._fields[column] = next(same, column)
-        return known
+        name = self._fields.get(column)
+        if name is None:
+            plain = same_name(column)
+            same = (name for name in self.fields or () if same_name(name) == plain)
+            name = self._fields[column] = next(same, column)
+        return name
 
     def wants(self, column: str) -> bool:
         """Return whether a column has a field; without a declared object, every column has."""
@@ -80,12 +80,12 @@ class Shape:
         if self.fields is None:
             return {"value": value.decode(errors="replace")}
         try:
-            found = parse_json(value)
+            document = parse_json(value)
         except ValueError as error:
             raise FormatError(f"a value is not valid JSON ({error})", value=value[:200]) from error
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             raise FormatError("a value is not an object", value=value[:200])
-        return {name: found.get(name) for name in self.fields}
+        return {name: document.get(name) for name in self.fields}
 
 
 def shape_of(
@@ -105,15 +105,15 @@ def shape_of(
         reading: whether to use the fields' names in read JSON (True) or in written JSON.
         snake_case: whether names in JSON are those of 0.5.0.
     """
-    found = None if declared is None else types.resolve(declared).type
-    if not isinstance(found, CompositeType) or found.kind != "object":
+    resolved = None if declared is None else types.resolve(declared).type
+    if not isinstance(resolved, CompositeType) or resolved.kind != "object":
         return Shape(raw)
     fields = {}
-    for one in found.members:
-        name = (one.read_as if reading else one.written_as) or one.name
-        renamed = name != one.name
+    for member in resolved.members:
+        name = (member.read_as if reading else member.written_as) or member.name
+        renamed = name != member.name
         fields[name.replace("-", "_") if snake_case and not renamed else name] = types.resolve(
-            one.type
+            member.type
         ).type
     return Shape(raw, fields)
 
@@ -192,8 +192,8 @@ class CsvLines:
 
     def rows(self, values: Iterable[bytes]) -> bytes:
         """Return values as lines. Errors as in `Shape.row`."""
-        found = (self.shape.row(value) for value in values)
-        return self._lines([[_cell(row[name]) for name in self.columns] for row in found])
+        rows = (self.shape.row(value) for value in values)
+        return self._lines([[_cell(row[name]) for name in self.columns] for row in rows])
 
     @staticmethod
     def _lines(rows: Iterable[Sequence[str]]) -> bytes:

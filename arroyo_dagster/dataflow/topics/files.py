@@ -104,13 +104,13 @@ class FileSource(Source):
 
     def _entries(self) -> list[FolderEntry]:
         try:
-            found = self._folder.entries()
-            for entry in found:
+            entries = self._folder.entries()
+            for entry in entries:
                 refuse_compressed(self._folder.where, entry.name)
         except ArroyoStateError as error:
             error.facts.setdefault("topic", self._topic)
             raise
-        return found
+        return entries
 
     def initial_offset(self) -> Offset:
         """Return the offset before all files."""

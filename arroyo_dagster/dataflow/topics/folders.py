@@ -70,11 +70,11 @@ class LocalFolder:
         try:
             if not os.path.isdir(self.where):
                 return [FolderEntry(os.path.basename(self.where), os.stat(self.where).st_size)]
-            with os.scandir(self.where) as found:
+            with os.scandir(self.where) as entries:
                 return sorted(
-                    FolderEntry(one.name, one.stat().st_size)
-                    for one in found
-                    if one.is_file() and not hidden(one.name)
+                    FolderEntry(entry.name, entry.stat().st_size)
+                    for entry in entries
+                    if entry.is_file() and not hidden(entry.name)
                 )
         except FileNotFoundError as error:
             raise NotFoundError(
@@ -125,11 +125,11 @@ class StoreFolder:
 
     def entries(self) -> list[FolderEntry]:
         """See `Folder.entries`; subdirectories are ignored."""
-        found = self._store.list_dir().objects
+        objects = self._store.list_dir().objects
         return sorted(
-            FolderEntry(one.path, one.size_bytes)
-            for one in found
-            if one.addressable and not hidden(one.path)
+            FolderEntry(info.path, info.size_bytes)
+            for info in objects
+            if info.addressable and not hidden(info.path)
         )
 
     def read(self, name: str, start: int, length: int) -> bytes:

@@ -159,11 +159,11 @@ class Lines:
                 min(BLOCK_BYTES, entry.size_bytes - end - len(data)),
             )
             data += block
-            found, size = self._records(data, room - count)
-            count, end, data = count + found, end + size, data[size:]
+            added, size = self._records(data, room - count)
+            count, end, data = count + added, end + size, data[size:]
             if not block:
                 return (end + len(data), count + 1) if final and data else (end, count)
-            if len(data) > LONGEST_BYTES and not found:
+            if len(data) > LONGEST_BYTES and not added:
                 raise too_long(folder, entry.name, end)
         return end, count
 
@@ -190,32 +190,32 @@ class Lines:
         """
 
         def rows_of(block: tuple[int, bytes, Positions]) -> list[pa.RecordBatch]:
-            at, data, ends = block
-            return _batches_of_lines(at, data, np.append(0, ends[:-1]), ends, number)
+            offset, data, ends = block
+            return _batches_of_lines(offset, data, np.append(0, ends[:-1]), ends, number)
 
-        blocks = ((one, len(one[1])) for one in self._blocks(folder, name, start, end))
+        blocks = ((block, len(block[1])) for block in self._blocks(folder, name, start, end))
         for batches in read_ahead(rows_of, blocks, _READ_AHEAD_BYTES):
             yield from batches
 
     def cuts(self, folder: Folder, name: str, start: int, end: int) -> Sequence[int]:
         """Return positions at which to split; none for CSV, since a line end can be quoted."""
         step = max(MIN_SPLIT_BYTES, -(-(end - start) // MAX_SPLITS))
-        found: list[int] = []
-        at = start + step
-        while at < end and not self._quoted:
-            at = self._behind_line(folder, name, at - 1, end)
-            if at < end:
-                found.append(at)
-            at += step
-        return found
+        cuts: list[int] = []
+        cut = start + step
+        while cut < end and not self._quoted:
+            cut = self._behind_line(folder, name, cut - 1, end)
+            if cut < end:
+                cuts.append(cut)
+            cut += step
+        return cuts
 
     def _behind_line(self, folder: Folder, name: str, at: int, end: int) -> int:
         """Return the position after the first line end at or after `at`; `end` if there is none."""
         while at < end:
             block = folder.read(name, at, min(_PROBE_BYTES, end - at))
-            found = block.find(b"\n")
-            if found >= 0:
-                return at + found + 1
+            newline = block.find(b"\n")
+            if newline >= 0:
+                return at + newline + 1
             if not block:
                 break
             at += len(block)
@@ -229,16 +229,16 @@ class Lines:
         self, folder: Folder, name: str, start: int, end: int
     ) -> Iterator[tuple[int, bytes, Positions]]:
         """Yield whole lines: their position in the file, their bytes, and the end of each."""
-        data, at = b"", start
-        while at < end:
-            block = folder.read(name, at + len(data), min(BLOCK_BYTES, end - at - len(data)))
+        data, pos = b"", start
+        while pos < end:
+            block = folder.read(name, pos + len(data), min(BLOCK_BYTES, end - pos - len(data)))
             data += block
             ends = record_ends(data, quoted=self._quoted)
             if not block and data and not (len(ends) and ends[-1] == len(data)):
                 ends = np.append(ends, len(data))
             if len(ends):
-                yield at, data, ends
-                data, at = data[int(ends[-1]) :], at + int(ends[-1])
+                yield pos, data, ends
+                data, pos = data[int(ends[-1]) :], pos + int(ends[-1])
             if not block:
                 return
 
@@ -265,28 +265,28 @@ class CsvRows(Lines):
         """
         rows = self._lines(folder, name, start, end)
         header = self._header(folder, name)
-        for at, line in rows:
-            if at == 0 or not line.strip():
+        for position, line in rows:
+            if position == 0 or not line.strip():
                 continue
-            cells = _cells(line, folder, name, at)
+            cells = _cells(line, folder, name, position)
             if len(cells) != len(header):
                 raise FormatError(
                     f"a row has {len(cells)} cells, its header {len(header)} columns",
                     path=folder.where,
                     file=name,
-                    position=at,
+                    position=position,
                 )
-            yield Found(at, self.encode(dict(zip(header, cells, strict=True))))
+            yield Found(position, self.encode(dict(zip(header, cells, strict=True))))
 
     def _lines(
         self, folder: Folder, name: str, start: int, end: int
     ) -> Iterator[tuple[int, bytes]]:
         """Yield each line with its position, without its line end and byte order mark."""
-        for at, data, ends in self._blocks(folder, name, start, end):
+        for position, data, ends in self._blocks(folder, name, start, end):
             begin = 0
             for stop in ends.tolist():
                 line = data[begin:stop].rstrip(b"\r\n")
-                yield at + begin, line.removeprefix(_BOM) if at + begin == 0 else line
+                yield position + begin, line.removeprefix(_BOM) if position + begin == 0 else line
                 begin = stop
 
     def batches(

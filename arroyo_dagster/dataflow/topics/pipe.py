@@ -176,8 +176,8 @@ class PipeSource(Source):
     def partitions(self, start: Offset, end: Offset) -> Sequence[PipeSplit]:
         """Return one split per segment."""
         return [
-            PipeSplit(at + 1)
-            for at in range(int(start.get("segment", 0)), int(end.get("segment", 0)))
+            PipeSplit(number + 1)
+            for number in range(int(start.get("segment", 0)), int(end.get("segment", 0)))
         ]
 
     def read(self, partition: PipeSplit) -> Iterator[pa.RecordBatch]:
@@ -185,7 +185,7 @@ class PipeSource(Source):
         path, first = self._path(partition.segment), partition.segment << _SEGMENT_BITS
         rows, _ = decode_file(self._store.read(path), path)
         lines = enumerate(rows.column("line").to_pylist(), start=first)
-        yield from record_batches((Found(at, line) for at, line in lines), 0)
+        yield from record_batches((Found(position, line) for position, line in lines), 0)
 
     def exhausted(self, offset: Offset) -> bool:
         """Return whether the pipe has ended and all of its lines were read."""

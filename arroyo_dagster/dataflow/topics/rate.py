@@ -84,8 +84,8 @@ class RateSource(Source):
         yield from record_batches((self._found(number, origin) for number in numbers), 0)
 
     def _found(self, number: int, origin_millis: int) -> Found:
-        at = origin_millis + int(number * 1000 / self._per_second)
-        return Found(number, b'{"value":%d,"time":%d}' % (number, at), time_millis=at)
+        millis = origin_millis + int(number * 1000 / self._per_second)
+        return Found(number, b'{"value":%d,"time":%d}' % (number, millis), time_millis=millis)
 
     def exhausted(self, offset: Offset) -> bool:
         """Return whether the limit is reached."""

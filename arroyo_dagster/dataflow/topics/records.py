@@ -30,14 +30,14 @@ class Found:
 def record_batches(found: Iterable[Found], partition: int) -> Iterator[pa.RecordBatch]:
     """Yield records of one partition as rows of `RECORDS`, at most `BATCH_RECORDS` per batch."""
     rest = iter(found)
-    while some := list(islice(rest, BATCH_RECORDS)):
+    while records := list(islice(rest, BATCH_RECORDS)):
         yield pa.RecordBatch.from_arrays(
             [
-                pa.array([one.key for one in some], pa.binary()),
-                pa.array([one.value for one in some], pa.binary()),
-                pa.array([partition] * len(some), pa.int32()),
-                pa.array([one.offset for one in some], pa.int64()),
-                pa.array([one.time_millis for one in some], pa.timestamp("ms")),
+                pa.array([record.key for record in records], pa.binary()),
+                pa.array([record.value for record in records], pa.binary()),
+                pa.array([partition] * len(records), pa.int32()),
+                pa.array([record.offset for record in records], pa.int64()),
+                pa.array([record.time_millis for record in records], pa.timestamp("ms")),
             ],
             schema=RECORDS,
         )

@@ -66,32 +66,32 @@ class LetterSource(SegmentSource):
 
     def letters(self, partition: SegmentSplit) -> list[Letter]:
         """Return the letters of one split."""
-        found = [
+        letters = [
             Letter.decode(value)
             for batch in super().read(partition)
             for value in batch.column("value").to_pylist()
         ]
         partial = list(self._writers)[partition.number] == _PARTIAL
-        return [one for one in found if one.topic == self._topic and one.partial == partial]
+        return [item for item in letters if item.topic == self._topic and item.partial == partial]
 
     def read(self, partition: SegmentSplit) -> Iterator[pa.RecordBatch]:
         """Yield the records of the letters of one split, with their original positions."""
         for letter in self.letters(partition):
             if letter.record is None:
                 continue
-            found = Found(letter.offset, letter.record, letter.key, letter.time_ms)
+            record = Found(letter.offset, letter.record, letter.key, letter.time_ms)
             name = {} if letter.file is None else {FILE_METADATA: letter.file.encode()}
-            for batch in record_batches([found], letter.partition):
+            for batch in record_batches([record], letter.partition):
                 yield batch.replace_schema_metadata(name)
 
     def waiting(self, offset: Offset) -> list[Letter]:
         """Return the letters after an offset."""
-        found: list[Letter] = []
+        letters: list[Letter] = []
         while (end := self.latest_offset(offset)) != offset:
             for split in self.partitions(offset, end):
-                found += self.letters(split)
+                letters += self.letters(split)
             offset = end
-        return found
+        return letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +129,12 @@ def plan_replay(
         raise InputError(
             f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
         )
-    found: list[ServiceReplay] = []
+    replays: list[ServiceReplay] = []
     for name in service_order(dataflow):
         head = OwnerJob(store, service_paths(dataflow, name)).newest()
         if head is not None and service in (None, name):
-            found.append(_service_replay(dataflow, store, name, head, partial))
-    return found
+            replays.append(_service_replay(dataflow, store, name, head, partial))
+    return replays
 
 
 def _service_replay(
@@ -142,7 +142,7 @@ def _service_replay(
 ) -> ServiceReplay:
     offsets = stored_offsets(store, head)
     sources: dict[str, LetterSource] = {}
-    chosen: list[Letter] = []
+    letters: list[Letter] = []
     left: list[Letter] = []
     for end in dataflow.services[service].sources:
         if end.id is None:
@@ -150,12 +150,12 @@ def _service_replay(
         offset = offsets.get(end.id, {})
         every = LetterSource(end.id, store, dataflow, service, up_to=head.epoch, partial=True)
         for letter in every.waiting({**every.initial_offset(), **offset}):
-            (chosen if partial or not letter.partial else left).append(letter)
+            (letters if partial or not letter.partial else left).append(letter)
         sources[end.id] = LetterSource(
             end.id, store, dataflow, service, up_to=head.epoch, partial=partial
         )
     return ServiceReplay(
-        service=service, sources=sources, letters=tuple(chosen), partial=tuple(left)
+        service=service, sources=sources, letters=tuple(letters), partial=tuple(left)
     )
 
 
@@ -174,11 +174,11 @@ def build_replay(
     return [
         build_service(
             dataflow,
-            one.service,
+            replay.service,
             store,
-            bindings=replace(bindings, sources=dict(one.sources)),
+            bindings=replace(bindings, sources=dict(replay.sources)),
             options=options,
         )
-        for one in replays
-        if one.letters
+        for replay in replays
+        if replay.letters
     ]

@@ -38,11 +38,11 @@ class ParquetRows:
 
     def length(self, folder: Folder, entry: FolderEntry) -> int:
         """Return the number of rows."""
-        known = self._lengths.get((entry.name, entry.size_bytes))
-        if known is None:
+        rows = self._lengths.get((entry.name, entry.size_bytes))
+        if rows is None:
             with _opened(folder, entry) as file:
-                known = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
-        return known
+                rows = self._lengths[entry.name, entry.size_bytes] = file.metadata.num_rows
+        return rows
 
     def check(self, folder: Folder, entry: FolderEntry, position: int, fingerprint: int) -> None:
         """Check that the file is the one that was read up to row `position`.
@@ -83,10 +83,10 @@ class ParquetRows:
             if self.raw and _is_text(rows):
                 yield text_batch(rows.column(0).combine_chunks(), number, first)
                 continue
-            found = (
-                Found(at, self.encode(row)) for at, row in enumerate(plain_rows(rows), start=first)
+            records = (
+                Found(i, self.encode(row)) for i, row in enumerate(plain_rows(rows), start=first)
             )
-            yield from record_batches(found, number)
+            yield from record_batches(records, number)
 
     def _tables(
         self, folder: Folder, name: str, start: int, end: int
@@ -146,8 +146,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def _inside(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     if pa.types.is_struct(kind):
-        members = [kind.field(at) for at in range(kind.num_fields)]
-        return pa.struct([one.with_type(change(one.type)) for one in members])
+        members = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.struct([member.with_type(change(member.type)) for member in members])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(kind.value_field.with_type(change(kind.value_type)))
     return kind

@@ -129,18 +129,18 @@ class SegmentSource(Source):
         end, room = {**self.initial_offset(), **start}, self._files_per_epoch
         for writer in self._writers:
             member = FROM + writer
-            known, done = int(end[member]["epoch"]), set(end[member]["read"])
-            there = self._segments(writer, known)
-            fresh = [one for one in there if one.path.name not in done][:room]
+            epoch, done = int(end[member]["epoch"]), set(end[member]["read"])
+            segments = self._segments(writer, epoch)
+            fresh = [segment for segment in segments if segment.path.name not in done][:room]
             room -= len(fresh)
-            done.update(one.path.name for one in fresh)
-            complete = known
-            for one in there:
-                if one.path.name not in done:
+            done.update(segment.path.name for segment in fresh)
+            complete = epoch
+            for segment in segments:
+                if segment.path.name not in done:
                     break
-                if one.epoch < there[-1].epoch:
-                    complete = one.epoch
-            names = {one.path.name: one for one in there if one.epoch > complete}
+                if segment.epoch < segments[-1].epoch:
+                    complete = segment.epoch
+            names = {s.path.name: s for s in segments if s.epoch > complete}
             end[member] = {"epoch": complete, "read": sorted(done & names.keys())}
         return end
 
@@ -148,10 +148,10 @@ class SegmentSource(Source):
         directory = self._writers[writer]
         try:
             listed = self._store.list(directory, start_after=f"{directory}/{after_epoch + 1:07}")
-            found = [one.path for one in listed if one.path.parent == directory]
+            paths = [info.path for info in listed if info.path.parent == directory]
         except NotFoundError:
             return []  # the store itself does not exist yet
-        segments = [(_NAME.fullmatch(path.name), path) for path in found]
+        segments = [(_NAME.fullmatch(path.name), path) for path in paths]
         return sorted(
             Segment(int(match.group(1)), int(match.group(2)), path)
             for match, path in segments
@@ -167,14 +167,14 @@ class SegmentSource(Source):
         splits: list[SegmentSplit] = []
         for number, writer in enumerate(self._writers):
             begin, stop = start.get(FROM + writer, _BEGINNING), end[FROM + writer]
-            there = self._segments(writer, int(begin["epoch"]))
-            wanted = set(stop["read"]) - set(begin["read"])
-            self._check_there(writer, wanted - {one.path.name for one in there})
+            segments = self._segments(writer, int(begin["epoch"]))
+            added = set(stop["read"]) - set(begin["read"])
+            self._check_there(writer, added - {segment.path.name for segment in segments})
             splits += [
-                SegmentSplit(number, one.first_offset, one.path)
-                for one in there
-                if one.path.name not in begin["read"]
-                and (one.epoch <= int(stop["epoch"]) or one.path.name in wanted)
+                SegmentSplit(number, segment.first_offset, segment.path)
+                for segment in segments
+                if segment.path.name not in begin["read"]
+                and (segment.epoch <= int(stop["epoch"]) or segment.path.name in added)
             ]
         return splits
 
@@ -221,12 +221,12 @@ class SegmentSource(Source):
                     self._trim(writer)
 
     def _trim(self, writer: str) -> None:
-        taken = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
-        before = min(int(one["epoch"]) for one in taken) - EPOCHS_KEPT
+        offsets = [offset.get(FROM + writer, _BEGINNING) for offset in self._taken.values()]
+        before = min(int(offset["epoch"]) for offset in offsets) - EPOCHS_KEPT
         if before < self._trimmed[writer] + EPOCHS_KEPT:
             return  # list only every `EPOCHS_KEPT` epochs
-        gone = [one.path for one in self._segments(writer, 0) if one.epoch <= before]
-        if not self._store.delete_many(gone).failed:
+        paths = [segment.path for segment in self._segments(writer, 0) if segment.epoch <= before]
+        if not self._store.delete_many(paths).failed:
             self._trimmed[writer] = before
 
     def exhausted(self, offset: Offset) -> bool:
@@ -244,7 +244,7 @@ def note_ends(between: Iterable[SegmentSource], ended: Set[str]) -> bool:
     Returns:
         Whether at least one was marked, so that its readers may have more to do.
     """
-    fresh = [one for one in between if not one.complete and one.writers <= ended]
+    fresh = [source for source in between if not source.complete and source.writers <= ended]
     for source in fresh:
         source.complete = True
     return bool(fresh)

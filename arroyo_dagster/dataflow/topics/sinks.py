@@ -177,8 +177,8 @@ class BothSinks(Sink):
 
     def tables(self) -> Sequence[TableConfig]:
         """Return the tables of both sinks, without duplicates."""
-        found = {config.table: config for sink in self._sinks for config in sink.tables()}
-        return list(found.values())
+        tables = {config.table: config for sink in self._sinks for config in sink.tables()}
+        return list(tables.values())
 
     def on_start(self, ctx: OperatorContext) -> None:
         """Start both."""
@@ -336,10 +336,10 @@ class AppendSink(_RecordSink):
                 if size < start:
                     raise self._contradicted(f"the file has {size} bytes", start)
                 file.seek(start)
-                there = file.read(size - start)
-                if not content.startswith(there):
+                tail = file.read(size - start)
+                if not content.startswith(tail):
                     raise self._contradicted("another program wrote behind them", start)
-                file.write(content[len(there) :])
+                file.write(content[len(tail) :])
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:

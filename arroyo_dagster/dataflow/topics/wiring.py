@@ -166,7 +166,7 @@ class _Wiring:
                 env=self._given.env,
             ),
             between=tuple(between),
-            pipes={name: one for name, one in sources.items() if isinstance(one, PipeSource)},
+            pipes={name: pipe for name, pipe in sources.items() if isinstance(pipe, PipeSource)},
             unbound=tuple(
                 sorted(
                     topic for topic, sink in sinks.items() if sink is None and topic != DEAD_LETTERS
@@ -177,11 +177,11 @@ class _Wiring:
     # ---- checks ----------------------------------------------------------------------------------
 
     def _check(self, *, replays: bool) -> None:
-        for role, given, used in (
+        for role, bound, used in (
             ("source", self._given.sources, self._readers),
             ("sink", self._given.sinks, self._writers),
         ):
-            for topic in given:
+            for topic in bound:
                 if topic not in used:
                     raise self._not_used(role, topic, used)
         missing = [
@@ -221,7 +221,7 @@ class _Wiring:
         )
 
     def _check_pipes(self) -> None:
-        piped = [name for name, one in self._given.sources.items() if one.kind == "stdin"]
+        piped = [name for name, binding in self._given.sources.items() if binding.kind == "stdin"]
         readers = [service for name in piped for service in self._readers[name]]
         if len(readers) > 1:
             raise InputError(
@@ -304,8 +304,8 @@ class _Wiring:
         return SegmentSource(topic, self._store, writers, readers=self._readers[topic])
 
     def _sink(self, topic: str) -> Sink | None:
-        given = self._given.sinks.get(topic)
-        bound = None if given is None else self._bound_sink(given)
+        binding = self._given.sinks.get(topic)
+        bound = None if binding is None else self._bound_sink(binding)
         if topic not in self._readers:
             return bound
         kept = KeptSink(self._store.url, topic)
@@ -336,12 +336,12 @@ class _Wiring:
 
 def services_by_topic(dataflow: Dataflow, ends: str) -> dict[str, list[str]]:
     """Return the services that read (`ends` = `sources`) or write (`sinks`) each topic."""
-    found: dict[str, list[str]] = {}
+    services: dict[str, list[str]] = {}
     for service in dataflow.services.values():
         for end in service.sources if ends == "sources" else service.sinks:
-            if end.id is not None and service.name not in found.setdefault(end.id, []):
-                found[end.id].append(service.name)
-    return found
+            if end.id is not None and service.name not in services.setdefault(end.id, []):
+                services[end.id].append(service.name)
+    return services
 
 
 def _number(binding: TopicBinding) -> float:

@@ -125,12 +125,12 @@ class Frame:
 
         Takes the same time at any number of keys. Errors as in `key`.
         """
-        at = self._lookup.find(key)
-        if at is None:
+        index = self._lookup.find(key)
+        if index is None:
             return None
-        found = self._frame.row(at, named=True)
-        del found[KEY]
-        return found
+        row = self._frame.row(index, named=True)
+        del row[KEY]
+        return row
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str | int) and self._lookup.find(key) is not None
@@ -149,10 +149,10 @@ class Frame:
         """
         # A search by key needs the frame in the order of its keys.
         frame = self._frame.sort(KEY) if KEY in self._frame.columns else self._frame
-        known = self._tables.by_name.get(self._name)
-        table = StateTable(self._name, frame, known.aliases if known else ())
-        found = self._tables.with_table(table, "self").sql(text, params)
-        return Frame(found, self._tables, self._name)
+        table_before = self._tables.by_name.get(self._name)
+        table = StateTable(self._name, frame, table_before.aliases if table_before else ())
+        answer = self._tables.with_table(table, "self").sql(text, params)
+        return Frame(answer, self._tables, self._name)
 
     def select(self, columns: str | Sequence[str]) -> Frame:
         """Return some of the columns, in the given order."""
@@ -331,10 +331,10 @@ class Rows:
         if name not in self._columns:
             self._load(name)
         series = self._frame[name]
-        found = _type_name(series)
-        if found not in types and series.dtype != pl.Null:
+        type_name = _type_name(series)
+        if type_name not in types and series.dtype != pl.Null:
             raise access_error(
-                "E45", f"rows.{getter}: column `{name}` is of type {found}", column=name
+                "E45", f"rows.{getter}: column `{name}` is of type {type_name}", column=name
             )
         value = self._columns[name][self._at]
         if value is None and default is _MISSING:
@@ -352,7 +352,7 @@ class Rows:
         self._columns[name] = self._frame[name].to_list()
 
 
-_INTEGERS = tuple(one.value for one in ScalarType if one.is_integer)
+_INTEGERS = tuple(scalar.value for scalar in ScalarType if scalar.is_integer)
 
 
 def _name_of(column: ColumnInfo | str) -> Any:
@@ -361,7 +361,7 @@ def _name_of(column: ColumnInfo | str) -> Any:
 
 def _type_name(series: pl.Series) -> Any:
     dtype = series.dtype
-    known = _TYPES.get(dtype.base_type())
-    if known is None and dtype.base_type() == pl.Datetime:
+    name = _TYPES.get(dtype.base_type())
+    if name is None and dtype.base_type() == pl.Datetime:
         return "timestamp"
-    return known or str(dtype).lower()
+    return name or str(dtype).lower()

@@ -45,23 +45,23 @@ def _nodes(dataflow: Dataflow) -> Iterator[str]:
         named.append(("service", service.name, label))
         ends = (*service.sources, *service.sinks)
         named += [(end.kind, end.id, end.id) for end in ends if end.id is not None]
-        named += [("state", _state(one), one.name) for one in service.states.values()]
+        named += [("state", _state(state), state.name) for state in service.states.values()]
     for kind, name, label in named:
         yield f"  {_node(kind, name)} [shape={shapes[kind]}, label={_quoted(label)}];"
 
 
 def _edges(dataflow: Dataflow) -> Iterator[str]:
     for service in dataflow.services.values():
-        here = _node("service", service.name)
+        service_node = _node("service", service.name)
         for end in service.sources:
             if end.id is not None:
-                yield f"  {_node(end.kind, end.id)} -> {here};"
+                yield f"  {_node(end.kind, end.id)} -> {service_node};"
         for end in service.sinks:
             if end.id is not None:
-                yield f"  {here} -> {_node(end.kind, end.id)};"
+                yield f"  {service_node} -> {_node(end.kind, end.id)};"
         for state in service.states.values():
-            there = _node("state", _state(state))
+            state_node = _node("state", _state(state))
             if state.ref is None:
-                yield f"  {here} -> {there};"
+                yield f"  {service_node} -> {state_node};"
             else:
-                yield f"  {there} -> {here} [style=dashed];"
+                yield f"  {state_node} -> {service_node} [style=dashed];"

@@ -82,8 +82,8 @@ class Pairs(Sequence[tuple[str, Any]]):
 
     def get(self, key: Key, default: Any = None) -> Any:
         """Return the value of a key, or `default`. Takes the same time at any number of keys."""
-        at = self._lookup.find(key)
-        return default if at is None else self._values[at]
+        index = self._lookup.find(key)
+        return default if index is None else self._values[index]
 
     def to_polars(self) -> pl.DataFrame:
         """Return the pairs as a Polars frame of `_key` and `value`."""

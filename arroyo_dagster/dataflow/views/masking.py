@@ -40,6 +40,6 @@ def mask_frame(frame: pl.DataFrame, mask: TableMask) -> pl.DataFrame:
     )
     if KEY not in private:
         return frame
-    digests = pl.Series(KEY, [mask.digest(one) for one in frame[KEY]], pl.String)
+    digests = pl.Series(KEY, [mask.digest(key) for key in frame[KEY]], pl.String)
     names = [name for name in (WINDOW_START, WINDOW_END, KEY) if name in frame.columns]
     return frame.with_columns(digests).sort(names)

@@ -117,8 +117,8 @@ class Namespace:
         Raises:
             CliError: the pattern is not a regular expression.
         """
-        found = _matching(pattern)
-        return [row for row in self.rows if key in (None, row.key) and found(row.key)]
+        matches = _matching(pattern)
+        return [row for row in self.rows if key in (None, row.key) and matches(row.key)]
 
     def lines(self, key: str | None = None, pattern: str | None = None) -> list[list[str]]:
         """Return some of the rows as text; arguments and errors as in `select`."""
@@ -171,8 +171,8 @@ class Namespaces:
         Raises:
             CliError: the pattern is not a regular expression.
         """
-        found = _matching(pattern)
-        names = {name: service for name, service in self._names().items() if found(name)}
+        matches = _matching(pattern)
+        names = {name: service for name, service in self._names().items() if matches(name)}
         return [self._read(name, service) for name, service in sorted(names.items())]
 
     def get(self, name: str) -> Namespace:
@@ -253,7 +253,7 @@ class Namespaces:
         frame = mask_frame(frame, mask)
         is_row = state.value_kind is ValueKind.ROW
         names = [column.name for column in state.columns] if is_row else [VALUE]
-        found = []
+        rows = []
         for row in frame.iter_rows(named=True):
             is_timed = state.ttl_ms is not None and UPDATED_AT in row
             if is_timed and self._expired(state, row[UPDATED_AT]):
@@ -262,8 +262,8 @@ class Namespaces:
             if WINDOW_START in row:
                 window = Window(row[WINDOW_START], row[WINDOW_END])
             values = (PRIVATE if name in hidden else row[name] for name in names)
-            found.append(StateRow(row[KEY], window, tuple(values)))
-        return found
+            rows.append(StateRow(row[KEY], window, tuple(values)))
+        return rows
 
     def _expired(self, state: StateDef, updated_at: Any) -> bool:
         assert state.ttl_ms is not None
@@ -271,31 +271,31 @@ class Namespaces:
         return age_ms >= state.ttl_ms
 
     def _last_window(self, head: Checkpoint | None) -> Window:
-        found = self._pairs(head, FLUSH, WINDOWS, str, WindowBounds).values()
-        return next((bounds.window for bounds in found), GLOBAL_WINDOW)
+        bounds_of_windows = self._pairs(head, FLUSH, WINDOWS, str, WindowBounds).values()
+        return next((bounds.window for bounds in bounds_of_windows), GLOBAL_WINDOW)
 
     # ---- the engine's ----------------------------------------------------------------------------
 
     def _metrics(self, service: str) -> dict[str, Metric]:
         """Return the metrics by step, topic or state, summed over all operators and subtasks."""
         head = self._heads[service]
-        found: dict[str, list[Metric]] = {}
+        metrics_of: dict[str, list[Metric]] = {}
         for operator in head.operators if head is not None else ():
             counted = self._pairs(head, operator.operator, METRICS, MetricKey, Metric)
             for key, value in counted.items():
-                found.setdefault(key.name, []).append(value)
-        return {name: total(metrics) for name, metrics in found.items()}
+                metrics_of.setdefault(key.name, []).append(value)
+        return {name: total(metrics) for name, metrics in metrics_of.items()}
 
     def _metric(self, service: ServiceDef, name: str) -> tuple[_Columns, list[StateRow]]:
         metric = self._metrics(service.name).get(name, Metric())
-        shown: dict[str, Any] = {"failed": metric.failed, "succeeded": metric.succeeded}
+        stats: dict[str, Any] = {"failed": metric.failed, "succeeded": metric.succeeded}
         if name in _topics(service):
-            shown["last_error_offset"] = max(metric.last_error_offset, -1)
+            stats["last_error_offset"] = max(metric.last_error_offset, -1)
         for more in ("dropped_late", "expired"):
             if getattr(metric, more):
-                shown[more] = getattr(metric, more)
-        columns: _Columns = [(one, None) for one in sorted(shown)]
-        return columns, [StateRow("stats", GLOBAL_WINDOW, tuple(shown[one] for one, _ in columns))]
+                stats[more] = getattr(metric, more)
+        columns: _Columns = [(key, None) for key in sorted(stats)]
+        return columns, [StateRow("stats", GLOBAL_WINDOW, tuple(stats[key] for key, _ in columns))]
 
     def _offsets(self, service: str) -> Mapping[str, Mapping[str, Any]]:
         head = self._heads[service]
@@ -337,11 +337,11 @@ def stored_pairs(
     value: type[V],
 ) -> dict[K, V]:
     """Return the entries of a global keyed table; empty if the table does not exist."""
-    found = None if head is None else head.operator(operator)
-    files = None if found is None else found.tables.get(TableName(table))
-    if found is None or not isinstance(files, GlobalKeyedFiles):
+    checkpoint = None if head is None else head.operator(operator)
+    files = None if checkpoint is None else checkpoint.tables.get(TableName(table))
+    if checkpoint is None or not isinstance(files, GlobalKeyedFiles):
         return {}
-    stored = GlobalKeyedTable(found.configs[TableName(table)], store).load(files.files)
+    stored = GlobalKeyedTable(checkpoint.configs[TableName(table)], store).load(files.files)
     keys = codec_for(key).decode_many(list(stored))
     values = codec_for(value).decode_many(list(stored.values()))
     return dict(zip(keys, values, strict=True))

@@ -22,7 +22,7 @@ EVERYWHERE = "*"
 def borderless(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Render a table without borders: lines begin with a space, columns are two spaces apart."""
     lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(header))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
         " "
         + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

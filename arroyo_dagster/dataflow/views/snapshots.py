@@ -144,13 +144,13 @@ class SnapshotReader:
 
     def _check_schema(self, checkpoint: Checkpoint) -> None:
         operators = [checkpoint.operator(name) for name in (STATES, DROPPED)]
-        files = [one.tables.get(TableName(SCHEMAS)) for one in operators if one is not None]
+        files = [op.tables.get(TableName(SCHEMAS)) for op in operators if op is not None]
         if files == self._checked:
             return
         state, ref = self.state, self.state.ref
         if ref is not None:
             state = replace(state, name=ref.state)
-        stored, dropped = (read_schemas(self._store, one) for one in operators)
+        stored, dropped = (read_schemas(self._store, operator) for operator in operators)
         check_states(stored, [state], migrate=True, service=state.owner, dropped=dropped)
         self._checked = files
 
@@ -177,8 +177,8 @@ class SnapshotReader:
             touched = table.read(files, self._keys, columns=table.key_indices)
             keys = pa.concat_tables([part.rows for part in touched])
             names = [KEY] if not windowed else [WINDOW_START, WINDOW_END, KEY]
-            gone = cast(pl.DataFrame, pl.from_arrow(keys.select(names))).unique()
-            before = before.join(gone, on=names, how="anti", maintain_order="left")
+            deleted = cast(pl.DataFrame, pl.from_arrow(keys.select(names))).unique()
+            before = before.join(deleted, on=names, how="anti", maintain_order="left")
         return _together(before, fresh)
 
     # ---- primitive states ------------------------------------------------------------------------
@@ -192,9 +192,9 @@ class SnapshotReader:
         keyed_by_window = self._live and self.state.window is not None
         assert config.value_type is not None
         keys = codec_for(WindowKey if keyed_by_window else str).decode_column(written)
-        there = last.is_valid()
-        values = codec_for(config.value_type).decode_column(last.filter(there))
-        fresh = frame_of_pairs(keys.filter(there), values)
+        valid = last.is_valid()
+        values = codec_for(config.value_type).decode_column(last.filter(valid))
+        fresh = frame_of_pairs(keys.filter(valid), values)
         if before.height:
             touched = _frame_of_keys(keys)
             before = before.join(touched, on=touched.columns, how="anti", maintain_order="left")
@@ -221,9 +221,9 @@ def frame_of_rows(state: StateDef, rows: pa.Table) -> pl.DataFrame:
         if column.name not in rows.column_names:  # its owner has not written since it was added
             nulls = pa.nulls(rows.num_rows, arrow_type(column.type))
             rows = rows.append_column(column.name, nulls)
-    made = rows.select(names).append_column(UPDATED_AT, updated)
-    frame = cast(pl.DataFrame, pl.from_arrow(made))
-    defaults = {one.name: one.type.default for one in columns if frame[one.name].null_count()}
+    table = rows.select(names).append_column(UPDATED_AT, updated)
+    frame = cast(pl.DataFrame, pl.from_arrow(table))
+    defaults = {c.name: c.type.default for c in columns if frame[c.name].null_count()}
     for name, default in defaults.items():
         kind = frame.schema[name]
         filled = pl.lit(default).cast(kind) if kind != pl.Datetime else pl.lit(0).cast(kind)

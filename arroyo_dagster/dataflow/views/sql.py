@@ -77,8 +77,8 @@ class Tables:
     @cached_property
     def by_name(self) -> dict[str, StateTable]:
         """Every table by its name and its aliases; names take precedence over aliases."""
-        found = {alias: table for table in self.tables for alias in table.aliases}
-        return found | {table.name: table for table in self.tables}
+        by_alias = {alias: table for table in self.tables for alias in table.aliases}
+        return by_alias | {table.name: table for table in self.tables}
 
     def with_table(self, table: StateTable, *also: str) -> Tables:
         """Return these tables and one more, which replaces a table of the same name.
@@ -87,9 +87,9 @@ class Tables:
             table: the additional table; its aliases take precedence over those of other tables.
             also: additional aliases of it.
         """
-        others = [one for one in self.tables if one.name != table.name]
-        shown = StateTable(table.name, table.frame, (*table.aliases, *also))
-        return replace(self, tables=[*others, shown], _contexts={})
+        others = [other for other in self.tables if other.name != table.name]
+        added = StateTable(table.name, table.frame, (*table.aliases, *also))
+        return replace(self, tables=[*others, added], _contexts={})
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Execute a query.
@@ -99,9 +99,9 @@ class Tables:
                 parameter without a valid value (E46).
         """
         tokens = sql_tokens(text)
-        words = [one for one in tokens if one.kind != "space"]
+        words = [token for token in tokens if token.kind != "space"]
         _check_reads(text, words)
-        if [one.word for one in words[:2]] == ["show", "tables"]:
+        if [token.word for token in words[:2]] == ["show", "tables"]:
             names = sorted(table.name for table in self.tables)
             return pl.DataFrame({"name": names}, schema={"name": pl.String})
         bound = _bound(text, tokens, params or {})
@@ -109,19 +109,19 @@ class Tables:
 
     def _answer(self, text: str, tokens: list[SqlToken]) -> pl.DataFrame:
         timed = self.star_includes_updated_at or any(
-            one.text.strip('"`').lower() == UPDATED_AT for one in tokens
+            token.text.strip('"`').lower() == UPDATED_AT for token in tokens
         )
         if timed and not self.star_includes_updated_at:
             tokens = _without_updated_at(tokens)
         scope = self._narrowed(tokens)
-        query = "".join(one.text for one in _with_sums_of_nothing(tokens))
+        query = "".join(token.text for token in _with_sums_of_nothing(tokens))
         _check_reads_no_file(query)
         try:
             with sql_failures():
                 frames = scope._frames(timed)
                 answer: pl.DataFrame = (
                     exact_answer(frames, query).collect()
-                    if any(one.word == "sum" for one in tokens)
+                    if any(token.word == "sum" for token in tokens)
                     else scope._context(timed).execute(query, eager=True)
                 )
             return answer
@@ -149,29 +149,29 @@ class Tables:
 
         A view may have millions of keys, and Polars would scan all of them.
         """
-        wanted = _point_query([one for one in tokens if one.kind != "space"])
-        table = None if wanted is None else self.by_name.get(wanted[0])
-        if wanted is None or table is None:
+        point = _point_query([token for token in tokens if token.kind != "space"])
+        table = None if point is None else self.by_name.get(point[0])
+        if point is None or table is None:
             return self
-        return Tables([table.of_key(wanted[1])], self.star_includes_updated_at)
+        return Tables([table.of_key(point[1])], self.star_includes_updated_at)
 
     def _refused(self, text: str, reason: str) -> SqlError:
-        known = sorted(table.name for table in self.tables)
+        names = sorted(table.name for table in self.tables)
         columns = {
             table.name: [*table.plain.columns, UPDATED_AT] for table in self.tables[:_MAX_LISTED]
         }
         unknown = _UNKNOWN_TABLE.search(reason)
         if unknown is not None:
-            listed = ", ".join(known[:_MAX_LISTED]) or "no tables"
+            listed = ", ".join(names[:_MAX_LISTED]) or "no tables"
             name = unknown.group(1)
-            reason += f"; there are {listed}{did_you_mean(name, known)}"
+            reason += f"; there are {listed}{did_you_mean(name, names)}"
             if name in self.primitives:
                 reason += f". `{name}` is a primitive state, and only arrow-rows are tables"
         return SqlError(
             f"the query cannot be answered: {reason}",
             number="E46",
             sql=short_sql(text),
-            tables=known[:_MAX_LISTED],
+            tables=names[:_MAX_LISTED],
             columns=columns,
             next_step="check the names; quote names with a dash in back-ticks",
         )
@@ -204,11 +204,11 @@ def _check_reads_no_file(query: str) -> None:
 def _bound(text: str, tokens: list[SqlToken], params: Mapping[str, Any]) -> list[SqlToken]:
     """Return the tokens with each parameter replaced by a literal."""
     bound: list[SqlToken] = []
-    for one in tokens:
-        if one.kind != "parameter":
-            bound.append(one)
+    for token in tokens:
+        if token.kind != "parameter":
+            bound.append(token)
             continue
-        name = one.text[1:]
+        name = token.text[1:]
         if name not in params:
             raise SqlError(
                 f"the query has a parameter :{name} without a value",
@@ -239,12 +239,12 @@ def _without_updated_at(tokens: list[SqlToken]) -> list[SqlToken]:
     """Exclude `_updated_at` from every `*` of a projection."""
     changed: list[SqlToken] = []
     before = ""
-    for one in tokens:
-        changed.append(one)
-        if one.text == "*" and before in ("select", "distinct", ",", "."):
+    for token in tokens:
+        changed.append(token)
+        if token.text == "*" and before in ("select", "distinct", ",", "."):
             changed.append(SqlToken("other", f" exclude ({UPDATED_AT})"))
-        if one.kind != "space":
-            before = one.word or one.text
+        if token.kind != "space":
+            before = token.word or token.text
     return changed
 
 
@@ -255,15 +255,15 @@ def _with_sums_of_nothing(tokens: list[SqlToken]) -> list[SqlToken]:
     over windows stay as they are.
     """
     changed = list(tokens)
-    for at in [place for place, one in enumerate(tokens) if one.word == "sum"]:
-        opened = _next_token(tokens, at)
+    for index in [i for i, token in enumerate(tokens) if token.word == "sum"]:
+        opened = _next_token(tokens, index)
         closed = _closing(tokens, opened)
         if closed is None:
             continue
         behind = _next_token(tokens, closed)
         if behind < len(tokens) and tokens[behind].word in ("over", "filter"):
             continue
-        changed[at] = SqlToken("other", f"coalesce({tokens[at].text}")
+        changed[index] = SqlToken("other", f"coalesce({tokens[index].text}")
         changed[closed] = SqlToken("other", "), 0)")
     return changed
 
@@ -281,10 +281,10 @@ def _closing(tokens: Sequence[SqlToken], opened: int) -> int | None:
     if opened >= len(tokens) or tokens[opened].text != "(":
         return None
     depth = 0
-    for at in range(opened, len(tokens)):
-        depth += {"(": 1, ")": -1}.get(tokens[at].text, 0)
+    for index in range(opened, len(tokens)):
+        depth += {"(": 1, ")": -1}.get(tokens[index].text, 0)
         if depth == 0:
-            return at
+            return index
     return None
 
 
@@ -296,7 +296,7 @@ def _point_query(words: list[SqlToken]) -> tuple[str, str] | None:
 
     Further conditions after `and` are allowed, as are `order`, `limit` and `group`.
     """
-    texts = [one.word for one in words]
+    texts = [token.word for token in words]
     if texts.count("select") != 1 or texts[:1] != ["select"] or _ONE_TABLE_ONLY & {*texts}:
         return None
     if texts.count("from") != 1 or texts.count("where") != 1:

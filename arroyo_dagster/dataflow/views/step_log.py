@@ -79,28 +79,28 @@ def read_step_log(
         raise InputError(
             f"the dataflow has no service `{service}`", services=sorted(dataflow.services)
         )
-    found: list[LogEntry] = []
+    log: list[LogEntry] = []
     for name in dataflow.services if service is None else (service,):
         lines = {step.name: step.body_line for step in dataflow.services[name].steps}
         head = OwnerJob(store, service_paths(dataflow, name)).newest()
         for operator in head.operators if head is not None else ():
             stored = stored_pairs(store, head, operator.operator, LOG, LogKey, str)
             for key, text in stored.items():
-                found.append(_entry(name, key.name, text, lines.get(key.name)))
-    return sorted(found, key=lambda one: (one.at_ms, one.service, one.epoch, one.step, one.number))
+                log.append(_entry(name, key.name, text, lines.get(key.name)))
+    return sorted(log, key=lambda e: (e.at_ms, e.service, e.epoch, e.step, e.number))
 
 
 def _entry(service: str, step: str, text: str, body_line: int | None) -> LogEntry:
     try:
         stored: dict[str, Any] = json.loads(text)
-        made = LogEntry(
+        entry = LogEntry(
             service=service, step=step, line=_line(stored.get("reason"), body_line), **stored
         )
     except (ValueError, TypeError, KeyError) as error:
         raise FormatError(
             f"an entry of the log of {service}/{step} is not one ({error!r})"
         ) from error
-    return made
+    return entry
 
 
 def _line(reason: str | None, body_line: int | None) -> int | None:

@@ -82,7 +82,7 @@ def _summary(store: ObjectStore, views: Views, state: StateDef, read_bytes: int)
         return StateSummary(state=state)
     listed, paths = _listed(head, state)
     size = sum(info.size_bytes for info in concurrently(store.head, paths) if info is not None)
-    known: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "state": state,
         "epoch": head.epoch,
         "generation": head.worker_generation,
@@ -94,8 +94,8 @@ def _summary(store: ObjectStore, views: Views, state: StateDef, read_bytes: int)
         "listed": listed,
     }
     if size > read_bytes:
-        return StateSummary(**known)
-    return StateSummary(**known, **_rows(views.view(f"{state.owner}.{state.name}")))
+        return StateSummary(**facts)
+    return StateSummary(**facts, **_rows(views.view(f"{state.owner}.{state.name}")))
 
 
 def _listed(head: Checkpoint, state: StateDef) -> tuple[tuple[Any, ...], list[StatePath]]:
@@ -105,7 +105,7 @@ def _listed(head: Checkpoint, state: StateDef) -> tuple[tuple[Any, ...], list[St
     if files is None:
         return (), []
     if isinstance(files, ExpiringTimeKeyFiles):
-        return files.files, [one.path for one in files.files]
+        return files.files, [file.path for file in files.files]
     return files.files, list(files.files)
 
 
@@ -169,7 +169,7 @@ def _ttl_findings(summary: StateSummary, ttl_ms: int, now_ms: int) -> Iterator[F
     if summary.finished_micros is None:
         return
     let_go = summary.finished_micros // 1000 - max(2 * ttl_ms, _SHORTEST_TTL_MS)
-    old = [one for one in summary.listed if one.max_timestamp_micros // 1000 < let_go]
+    old = [file for file in summary.listed if file.max_timestamp_micros // 1000 < let_go]
     if old:
         evidence = f"{len(old)} of {summary.files} files hold only rows older than twice the ttl"
         yield warning("expired-rows-kept", old[0].path, evidence, _LET_GO)

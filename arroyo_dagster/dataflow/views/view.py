@@ -72,13 +72,13 @@ class OwnerJob:
 
     def _first_ready(self, epochs: Sequence[Epoch]) -> Checkpoint | None:
         for epoch in reversed(epochs):
-            known = self._newest
-            if known is not None and known.epoch >= epoch:
-                return known
-            found = self.load(epoch)
-            if found.state is CheckpointState.READY:
-                self._newest = found
-                return found
+            newest = self._newest
+            if newest is not None and newest.epoch >= epoch:
+                return newest
+            checkpoint = self.load(epoch)
+            if checkpoint.state is CheckpointState.READY:
+                self._newest = checkpoint
+                return checkpoint
         return None
 
     def load(self, epoch: Epoch) -> Checkpoint:
@@ -141,10 +141,10 @@ class StateView:
 
         Takes the same time at any number of keys.
         """
-        at = self._lookup.find(key)
-        if at is None:
+        index = self._lookup.find(key)
+        if index is None:
             return None
-        row = self.stored.row(at, named=True)
+        row = self.stored.row(index, named=True)
         if self._ttl_ms is not None and self._hidden(row[UPDATED_AT]):
             return None
         if self.state.value_kind is not ValueKind.ROW:
@@ -187,8 +187,8 @@ class StateView:
         """
         if WINDOW_START not in self.stored.columns:
             return []
-        found = self.stored.select(WINDOW_START, WINDOW_END).unique().sort(WINDOW_END)
-        return list(found.rows())
+        windows = self.stored.select(WINDOW_START, WINDOW_END).unique().sort(WINDOW_END)
+        return list(windows.rows())
 
     def table(self) -> StateTable:
         """Return the state as a table for SQL."""
@@ -202,8 +202,8 @@ class StateView:
         table = self.table()
         if len(self._until) < 3:
             self._until.append(Tables([table], self.star_includes_updated_at))
-        found: Tables = self._until[2]
-        return found
+        tables: Tables = self._until[2]
+        return tables
 
     def _refresh_table(self) -> None:
         aliases = (*self.state.aliases, _literal_name(self.state))
@@ -276,9 +276,9 @@ class Views:
         self._clock = clock
         self._star = star_includes_updated_at
         self._private = private
-        owned = [one for one in dataflow.states if one.form is StateForm.TYPED]
-        self.states = {f"{one.owner}.{one.name}": one for one in owned}
-        owners = sorted({one.owner for one in owned})
+        owned = [state for state in dataflow.states if state.form is StateForm.TYPED]
+        self.states = {f"{state.owner}.{state.name}": state for state in owned}
+        owners = sorted({state.owner for state in owned})
         self._owners = {owner: OwnerJob(store, service_paths(dataflow, owner)) for owner in owners}
         self._readers: dict[tuple[str, bool], SnapshotReader] = {}
         self._views: dict[tuple[str, bool], StateView] = {}
@@ -294,7 +294,7 @@ class Views:
             CheckpointError: the newest epoch of an owner cannot be read (E51).
         """
         heads = {owner: job.newest() for owner, job in self._owners.items()}
-        changed = {one: head.epoch if head else None for one, head in heads.items()} != self.epochs
+        changed = {key: head.epoch if head else None for key, head in heads.items()} != self.epochs
         self._heads = heads
         if changed:
             self._views.clear()
@@ -327,10 +327,10 @@ class Views:
             CheckpointError: a file of it cannot be read (E51).
         """
         name = self._named(state)
-        found = self._views.get((name, live))
-        if found is None:
-            found = self._views[name, live] = self._load(name, live)
-        return found
+        state_view = self._views.get((name, live))
+        if state_view is None:
+            state_view = self._views[name, live] = self._load(name, live)
+        return state_view
 
     def sql(self, text: str, params: Mapping[str, Any] | None = None) -> pl.DataFrame:
         """Query the arrow-row states of the dataflow. Errors as in `sdf.sql`."""
@@ -347,17 +347,17 @@ class Views:
     def _named(self, wanted: str) -> str:
         if wanted in self.states:
             return wanted
-        found = [name for name, state in self.states.items() if wanted in (state.name, state.table)]
-        if len(found) != 1:
+        names = [name for name, state in self.states.items() if wanted in (state.name, state.table)]
+        if len(names) != 1:
             raise InputError(
                 f"no state is named `{wanted}`"
-                if not found
-                else f"{len(found)} states are named `{wanted}`",
+                if not names
+                else f"{len(names)} states are named `{wanted}`",
                 number="E47",
                 states=sorted(self.states),
                 next_step="name it as service.state",
             )
-        return found[0]
+        return names[0]
 
     def _load(self, name: str, live: bool) -> StateView:
         state = self.states[name]

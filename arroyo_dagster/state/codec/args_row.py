@@ -59,26 +59,26 @@ def _fixed(values: pa.Array) -> list[bytes]:
     data = bits.astype(f">u{width}").tobytes()
     null = _NULL + bytes(width)
     return [
-        _VALID + data[at * width : (at + 1) * width] if is_valid else null
-        for at, is_valid in enumerate(valid.tolist())
+        _VALID + data[i * width : (i + 1) * width] if is_valid else null
+        for i, is_valid in enumerate(valid.tolist())
     ]
 
 
 def _blocks(values: pa.Array) -> pa.BinaryArray:
     """Return the rows of values of any length: blocks, each followed by how much of it counts."""
     return pa.array(
-        [_NULL if one is None else _row(one) for one in values.to_pylist()], pa.binary()
+        [_NULL if value is None else _row(value) for value in values.to_pylist()], pa.binary()
     )
 
 
 def _row(value: bytes) -> bytes:
     if not value:
         return _EMPTY
-    found = [_NON_EMPTY]
-    at = 0
-    while at < len(value):
-        size = _SMALL if at < _SMALL * _SMALL_BLOCKS else _LARGE
-        block = value[at : at + size]
-        at += size
-        found += [block.ljust(size, b"\0"), _MORE if at < len(value) else bytes([len(block)])]
-    return b"".join(found)
+    blocks = [_NON_EMPTY]
+    start = 0
+    while start < len(value):
+        size = _SMALL if start < _SMALL * _SMALL_BLOCKS else _LARGE
+        block = value[start : start + size]
+        start += size
+        blocks += [block.ljust(size, b"\0"), _MORE if start < len(value) else bytes([len(block)])]
+    return b"".join(blocks)

@@ -84,11 +84,11 @@ def _claims(file: pq.ParquetFile, groups: Sequence[int], leaves: Sequence[int]) 
     schema, rows, total = file.metadata.schema, 0, 0
     columns = [schema.column(leaf) for leaf in leaves]
     width = sum(
-        _WIDTHS.get(one.physical_type, 0) for one in columns if one.max_repetition_level == 0
+        _WIDTHS.get(field.physical_type, 0) for field in columns if field.max_repetition_level == 0
     )
-    for at in groups:
+    for index in groups:
         # Of all columns: pyarrow aborts the process when it is asked for one that is damaged.
-        group = file.metadata.row_group(at)
+        group = file.metadata.row_group(index)
         rows += group.num_rows
         total += max(group.total_byte_size if leaves else 0, width * group.num_rows)
     return rows, total

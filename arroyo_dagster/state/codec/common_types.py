@@ -42,14 +42,14 @@ class TypeOptions:
     durations: str = "duration"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("unsigned", self.unsigned, UNSIGNED),
             ("nanos", self.nanos, NANOS),
             ("durations", self.durations, DURATIONS),
         ):
-            if value not in known:
+            if value not in choices:
                 raise InputError(
-                    f"not a value of the option {name}: {value!r}", expected=", ".join(known)
+                    f"not a value of the option {name}: {value!r}", expected=", ".join(choices)
                 )
 
     def type_of(self, kind: pa.DataType) -> pa.DataType:
@@ -129,24 +129,24 @@ class TypeOptions:
 
     def _cast(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
         types = pa.types
-        found = values.type
-        if kind.equals(found):
+        stored = values.type
+        if kind.equals(stored):
             return values
-        if types.is_dictionary(found):
+        if types.is_dictionary(stored):
             return self._cast(values.dictionary_decode(), kind)
-        if types.is_struct(found):
+        if types.is_struct(stored):
             parts = zip(values.flatten(), kind, strict=True)
             fields = [self._cast(part, field.type) for part, field in parts]
             return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null())
-        if types.is_map(found):
+        if types.is_map(stored):
             return self._cast_map(values, kind)
-        if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
-            plain = values.cast(pa.list_(found.value_type))
+        if types.is_list(stored) or types.is_large_list(stored) or types.is_fixed_size_list(stored):
+            plain = values.cast(pa.list_(stored.value_type))
             return _with_items(plain, lambda items: self._cast(items, kind.value_type))
-        if types.is_timestamp(found) or types.is_duration(found):
+        if types.is_timestamp(stored) or types.is_duration(stored):
             return self._cast_time(values, kind)
-        if types.is_interval(found) or types.is_decimal256(found):
-            return pa.array([None if one is None else str(one) for one in values.to_pylist()])
+        if types.is_interval(stored) or types.is_decimal256(stored):
+            return pa.array([None if value is None else str(value) for value in values.to_pylist()])
         return values.cast(kind)
 
     def _cast_time(self, values: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -180,10 +180,10 @@ def value_from_json(kind: type[T], document: Any) -> T:
         FormatError: a field is missing, unknown, or not of its type.
     """
     try:
-        found: T = _reader(kind)(document)
+        value: T = _reader(kind)(document)
     except _Wrong as error:
         raise FormatError(f"not a {kind.__name__}: {error}") from error
-    return found
+    return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -222,13 +222,13 @@ def _field(name: str, hint: Any) -> _Field:
 def _object(kind: Any, left_out: Mapping[str, object], document: Any) -> Any:
     if not isinstance(document, Mapping):
         raise _Wrong("an object", document)
-    values, known, unknown = dict(left_out), set(), False
+    values, read, unknown = dict(left_out), set(), False
     for field in _fields(kind):
         unknown = unknown or field.name == "unknown"
         if field.stored and not field.is_bytes:
             values[field.name] = field.read(document.get(field.json))
-            known.add(field.json)
-    more = {name: value for name, value in document.items() if name not in known}
+            read.add(field.json)
+    more = {name: value for name, value in document.items() if name not in read}
     if more and not unknown:
         name, value = next(iter(more.items()))
         raise _Wrong("absent: this release does not know it", value).below(name)
@@ -331,13 +331,13 @@ def _listed(kind: Any, document: Any) -> Any:
 def _mapping(key: _Read, value: _Read, document: Any) -> dict[Any, Any]:
     if not isinstance(document, Mapping):
         raise _Wrong("an object", document)
-    found = {}
+    entries = {}
     for name, item in document.items():
         try:
-            found[key(name)] = value(item)
+            entries[key(name)] = value(item)
         except _Wrong as error:
             raise error.below(f"[{shortened(name)}]") from None
-    return found
+    return entries
 
 
 def _enum(kind: type[enum.Enum], document: Any) -> Any:

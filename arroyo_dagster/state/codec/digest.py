@@ -43,17 +43,17 @@ def digest_rows(table: pa.Table) -> RowsDigest:
     for batch in table.to_batches():
         # All blocks of a batch share a dictionary, so it is hashed only once.
         shared = {
-            at: _hashed(column)
-            for at, column in enumerate(batch.columns)
+            column_index: _hashed(column)
+            for column_index, column in enumerate(batch.columns)
             if pa.types.is_dictionary(column.type)
         }
         for start in range(0, batch.num_rows, _BLOCK_ROWS):
             block = batch.slice(start, _BLOCK_ROWS)
             hashes = np.zeros(block.num_rows, np.uint64)
-            for at, column in enumerate(block.columns):
+            for column_index, column in enumerate(block.columns):
                 hashes *= _STEP
-                known = shared.get(at)
-                hashes += _hashed(column) if known is None else known[start : start + len(column)]
+                hashed = shared.get(column_index)
+                hashes += _hashed(column) if hashed is None else hashed[start : start + len(column)]
             total += int(_mixed(hashes).sum(dtype=np.uint64))
     return RowsDigest(table.num_rows, total % 2**64)
 
@@ -67,8 +67,8 @@ def value_codes(values: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> 
         _mixed(_hashed(values.slice(start, _BLOCK_ROWS)))
         for start in range(0, len(values), _BLOCK_ROWS)
     ]
-    found = np.concatenate([np.zeros(0, np.uint64), *blocks])
-    return found if rows is None else found[rows]
+    codes = np.concatenate([np.zeros(0, np.uint64), *blocks])
+    return codes if rows is None else codes[rows]
 
 
 def combined_codes(columns: Sequence[_Hashes]) -> _Hashes:
@@ -215,10 +215,10 @@ def _of_bytes(array: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Ha
     short = np.flatnonzero(lengths <= _LONG)
     hashes = np.empty(len(lengths), np.uint64)
     hashes[short] = _of_words(raw, starts[short], lengths[short])
-    for at in long:
-        value = raw[starts[at] : starts[at] + lengths[at]]
+    for row in long:
+        value = raw[starts[row] : starts[row] + lengths[row]]
         digest = hashlib.blake2b(value.tobytes(), digest_size=_WORD).digest()
-        hashes[at] = int.from_bytes(digest, "little")
+        hashes[row] = int.from_bytes(digest, "little")
     return hashes
 
 
@@ -241,10 +241,10 @@ def _bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
 def _of_one_length(raw: npt.NDArray[np.uint8], count: int, length: int) -> _Hashes:
     """Hash values of equal length as `_of_words` does, without index lookups."""
     hashes = np.full(count, np.uint64(length)) * _STEP
-    for at in range(0, length, _WORD):
-        word: _Hashes = np.ndarray((count,), np.dtype("<u8"), raw, offset=at, strides=(length,))
-        if length - at < _WORD:
-            word = word & _MASKS[length - at]
+    for offset in range(0, length, _WORD):
+        word: _Hashes = np.ndarray((count,), np.dtype("<u8"), raw, offset=offset, strides=(length,))
+        if length - offset < _WORD:
+            word = word & _MASKS[length - offset]
         hashes *= _STEP
         hashes += _spread(word)
     return _spread(hashes)
@@ -258,23 +258,23 @@ def _of_words(
     hashes = lengths.astype(np.uint64)
     hashes *= _STEP
     rows: npt.NDArray[np.intp] | None = None  # None = all of them
-    at = 0
+    offset = 0
     while True:
-        if rows is None and (more := lengths > at).all():
-            found, of_them, left = hashes, starts, lengths
+        if rows is None and (more := lengths > offset).all():
+            longer_hashes, of_them, left = hashes, starts, lengths
         else:
-            rows = np.flatnonzero(more) if rows is None else rows[lengths[rows] > at]
-            found, of_them, left = hashes[rows], starts[rows], lengths[rows]
-        if not len(found):
+            rows = np.flatnonzero(more) if rows is None else rows[lengths[rows] > offset]
+            longer_hashes, of_them, left = hashes[rows], starts[rows], lengths[rows]
+        if not len(longer_hashes):
             return _spread(hashes)
-        word = words[of_them + at]
-        if int(left.min()) < at + _WORD:
-            word &= _MASKS[np.minimum(left - at, _WORD)]
-        found *= _STEP
-        found += _spread(word)
+        word = words[of_them + offset]
+        if int(left.min()) < offset + _WORD:
+            word &= _MASKS[np.minimum(left - offset, _WORD)]
+        longer_hashes *= _STEP
+        longer_hashes += _spread(word)
         if rows is not None:
-            hashes[rows] = found
-        at += _WORD
+            hashes[rows] = longer_hashes
+        offset += _WORD
 
 
 def _of_lists(array: Any) -> _Hashes:

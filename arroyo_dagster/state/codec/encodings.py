@@ -72,14 +72,14 @@ def writer_options(rows: pa.Table, *, dictionaries: bool = True) -> dict[str, An
         return {"compression": "zstd", "compression_level": 1, "use_dictionary": dictionaries}
     paths = leaf_paths(rows.schema)
     leaves = [leaf for column in rows.columns for leaf in _leaves(column)]
-    chosen = _by_path(paths, [_encoding(leaf) for leaf in leaves])
+    by_path = _by_path(paths, [_encoding(leaf) for leaf in leaves])
     return {
         "compression": {
-            path: "zstd" if leaf.compressed else "none" for path, leaf in chosen.items()
+            path: "zstd" if leaf.compressed else "none" for path, leaf in by_path.items()
         },
         "compression_level": None,  # the default of ZSTD is 1; the codec "none" accepts no level
-        "use_dictionary": [path for path, leaf in chosen.items() if leaf.dictionary] or False,
-        "column_encoding": {path: _DELTA for path, leaf in chosen.items() if leaf.delta} or None,
+        "use_dictionary": [path for path, leaf in by_path.items() if leaf.dictionary] or False,
+        "column_encoding": {path: _DELTA for path, leaf in by_path.items() if leaf.delta} or None,
         "dictionary_pagesize_limit": _DICTIONARY_LIMIT_BYTES,
         "write_batch_size": _batch_rows(rows),
     }
@@ -95,10 +95,10 @@ def _batch_rows(rows: pa.Table) -> int | None:
 
 def with_dictionaries(schema: pa.Schema, columns: Collection[int]) -> pa.Schema:
     """Return a schema with some columns, by index, as dictionaries of their type."""
-    for at in columns:
-        field = schema.field(at)
+    for index in columns:
+        field = schema.field(index)
         if not pa.types.is_dictionary(field.type):
-            schema = schema.set(at, field.with_type(pa.dictionary(pa.int32(), field.type)))
+            schema = schema.set(index, field.with_type(pa.dictionary(pa.int32(), field.type)))
     return schema
 
 
@@ -109,7 +109,7 @@ def leaf_paths(schema: pa.Schema) -> tuple[str, ...]:
     with pq.ParquetWriter(sink, schema, use_compliant_nested_type=False):
         pass
     parquet = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return tuple(parquet.column(at).path for at in range(len(parquet)))
+    return tuple(parquet.column(leaf).path for leaf in range(len(parquet)))
 
 
 def _by_path(paths: Sequence[str], chosen: Sequence[LeafEncoding]) -> dict[str, LeafEncoding]:
@@ -118,10 +118,10 @@ def _by_path(paths: Sequence[str], chosen: Sequence[LeafEncoding]) -> dict[str, 
     """
     if len(paths) != len(chosen):  # a type that is stored in other Parquet columns than expected
         return dict.fromkeys(paths, _PLAIN)
-    found: dict[str, LeafEncoding] = {}
+    by_path: dict[str, LeafEncoding] = {}
     for path, leaf in zip(paths, chosen, strict=True):
-        found[path] = leaf if found.get(path, leaf) == leaf else _PLAIN
-    return found
+        by_path[path] = leaf if by_path.get(path, leaf) == leaf else _PLAIN
+    return by_path
 
 
 def _leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
@@ -141,7 +141,7 @@ def _leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
 def _children(array: pa.Array) -> Sequence[pa.Array]:
     kind = array.type
     if pa.types.is_struct(kind):
-        return tuple(array.field(at) for at in range(kind.num_fields))
+        return tuple(array.field(index) for index in range(kind.num_fields))
     _, values = list_elements(array)
     return _children(values) if pa.types.is_map(kind) else (values,)
 

@@ -45,17 +45,17 @@ def parse_moment_nanos(text: str) -> int:
     Raises:
         InputError: it is none, or nanoseconds cannot hold it: they end in 1677 and 2262.
     """
-    found = _MOMENT.fullmatch(text)
+    match = _MOMENT.fullmatch(text)
     try:
-        if found is None:
+        if match is None:
             raise ValueError(text)
-        moment = dt.datetime.fromisoformat(f"{found[1]}{(found[3] or 'Z').replace('Z', '+00:00')}")
+        moment = dt.datetime.fromisoformat(f"{match[1]}{(match[3] or 'Z').replace('Z', '+00:00')}")
     except ValueError:
         raise InputError(
             f"not a time: {text!r:.60}", expected="ISO 8601, for example 2026-11-24T10:00:00Z"
         ) from None
     seconds = (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(seconds=1)
-    nanos = seconds * _PER_SECOND["ns"] + int((found[2] or "").ljust(9, "0"))
+    nanos = seconds * _PER_SECOND["ns"] + int((match[2] or "").ljust(9, "0"))
     if not -(2**63) <= nanos < 2**63:
         raise InputError(
             f"out of bounds: {text!r:.60}",

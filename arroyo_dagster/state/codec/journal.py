@@ -146,7 +146,7 @@ decode_header = decoder(RunHeader)
 
 def encode_batch(at_micros: int, lines: Iterable[tuple[str, int | None, str | None, str]]) -> bytes:
     """Encode a batch: path, size in bytes, etag and outcome of each object."""
-    objects = tuple((StatePath(path), size, etag, said) for path, size, etag, said in lines)
+    objects = tuple((StatePath(path), size, etag, text) for path, size, etag, text in lines)
     return _encoded(_Batch(at_micros=at_micros, objects=objects))
 
 

@@ -128,8 +128,8 @@ def operation_kinds(operations: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     kinds = [np.zeros(0, np.uint8)]
     for chunk in operations.chunks:
         if pa.types.is_dictionary(chunk.type):
-            known = _kinds(chunk.dictionary)
-            kinds.append(known[chunk.indices.to_numpy()])
+            by_code = _kinds(chunk.dictionary)
+            kinds.append(by_code[chunk.indices.to_numpy()])
         else:
             kinds.append(_kinds(chunk))
     return np.concatenate(kinds)
@@ -143,10 +143,10 @@ def _kinds(operations: pa.Array) -> npt.NDArray[np.uint8]:
     if plain.null_count or empty.any():
         raise FormatError("a row has no operation")
     raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    found: npt.NDArray[np.uint8] = raw[starts]
-    if (found > max(OperationKind)).any():
-        raise FormatError("not an operation on a row", operation=int(found.max()))
-    return found
+    kinds: npt.NDArray[np.uint8] = raw[starts]
+    if (kinds > max(OperationKind)).any():
+        raise FormatError("not an operation on a row", operation=int(kinds.max()))
+    return kinds
 
 
 def delete_keys_of(fields: Sequence[pa.Field], columns: Sequence[Any]) -> pa.BinaryArray:

@@ -77,8 +77,8 @@ def encode_single_rows(rows: pa.Table) -> bytes:
     """
     wide = rows.num_rows * _WIDE_BYTES
     compression = {
-        field.name: "zstd" if rows.column(at).nbytes > wide else "none"
-        for at, field in enumerate(rows.schema)
+        field.name: "zstd" if rows.column(index).nbytes > wide else "none"
+        for index, field in enumerate(rows.schema)
     }
     settings = {
         **_settings(),
@@ -120,10 +120,10 @@ class RowsEncoder:
 
     def write(self, rows: pa.Table, row_group_rows: int = MAX_ROW_GROUP_ROWS) -> None:
         """Add rows as one row group, or as several if there are more than `row_group_rows`."""
-        for at, (given, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
-            if given.type != stored.type:
+        for index, (field, stored) in enumerate(zip(rows.schema, self._schema, strict=True)):
+            if field.type != stored.type:
                 # A second dictionary would end the dictionary encoding of the column.
-                rows = rows.set_column(at, given, rows.column(at).unify_dictionaries())
+                rows = rows.set_column(index, field, rows.column(index).unify_dictionaries())
         if self._writer is None:
             self._writer = self._open(rows, row_group_rows)
         self._writer.write_table(rows, row_group_size=row_group_rows)
@@ -146,23 +146,23 @@ class RowsEncoder:
         return writer
 
     def _form(self, rows: pa.Table, row_group_rows: int) -> dict[str, object]:
-        found = _encodings(rows)
+        form = _encodings(rows)
         if self._sorted_by is not None and _is_flat(self._schema, self._sorted_by):
-            found["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
+            form["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
         if self._bloom_filter is not None:
             name = self._schema.field(self._bloom_filter).name
-            found["bloom_filter_options"] = {
+            form["bloom_filter_options"] = {
                 name: {
                     "ndv": max(1, min(rows.num_rows, row_group_rows)),
                     "fpp": 0.01,
                 }
             }
-        return found
+        return form
 
 
 def _is_flat(schema: pa.Schema, place: int) -> bool:
     """Return whether the column at `place` is the Parquet column with the same index."""
-    return not any(pa.types.is_nested(schema.field(at).type) for at in range(place))
+    return not any(pa.types.is_nested(schema.field(index).type) for index in range(place))
 
 
 def encode_pairs(
@@ -190,7 +190,7 @@ def encode_pair_columns(
 
     def group(start: int) -> pa.Table:
         columns = [
-            one.slice(start, MAX_ROW_GROUP_ROWS).cast(pa.binary()) for one in (keys, seconds)
+            column.slice(start, MAX_ROW_GROUP_ROWS).cast(pa.binary()) for column in (keys, seconds)
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
@@ -267,7 +267,7 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
     names = [footer.schema.column(index).path for index in range(footer.num_columns)]
     leaves = [names.index(name) for name in _BOUNDED if name in names]
     check_chunks(data, footer, range(footer.num_row_groups), leaves)
-    found: dict[str, tuple[int, int]] = {}
+    bounds: dict[str, tuple[int, int]] = {}
     for name, bits in _BOUNDED.items():
         if name not in names or not footer.num_row_groups:
             continue
@@ -275,11 +275,11 @@ def _bounds(data: bytes | BinaryIO, footer: pq.FileMetaData) -> dict[str, tuple[
         groups = [
             footer.row_group(g).column(index).statistics for g in range(footer.num_row_groups)
         ]
-        if all(one is not None and one.has_min_max for one in groups):
+        if all(statistic is not None and statistic.has_min_max for statistic in groups):
             # Statistics store an unsigned number as a signed one with the same bits.
-            low, high = ([getattr(one, end) & bits for one in groups] for end in _RAW)
-            found[name] = (min(low), max(high))
-    return found
+            low, high = ([getattr(statistic, end) & bits for statistic in groups] for end in _RAW)
+            bounds[name] = (min(low), max(high))
+    return bounds
 
 
 def open_pages(
@@ -327,13 +327,13 @@ def rows_at_once(footer: pq.FileMetaData, most: int, group: int | None = None) -
         group: of this row group; None = of any.
     """
     groups = _groups(footer) if group is None else [footer.row_group(group)]
-    sizes = (one.total_byte_size // max(1, one.num_rows) for one in groups)
+    sizes = (g.total_byte_size // max(1, g.num_rows) for g in groups)
     widest = max(sizes, default=0)
     return min(most, max(1, _CHUNK_BYTES // max(1, widest) // BATCH_ROWS) * BATCH_ROWS)
 
 
 def _groups(footer: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
-    return [footer.row_group(at) for at in range(footer.num_row_groups)]
+    return [footer.row_group(index) for index in range(footer.num_row_groups)]
 
 
 def source_size(source: bytes | BinaryIO) -> int:

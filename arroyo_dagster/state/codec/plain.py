@@ -108,19 +108,19 @@ def plain_rows(rows: pa.Table) -> list[dict[str, Any]]:
     names = unique_names(rows.schema.names)
     columns = [[plain_scalar(scalar) for scalar in column] for column in rows.columns]
     return [
-        {name: column[at] for name, column in zip(names, columns, strict=True)}
-        for at in range(rows.num_rows)
+        {name: column[row] for name, column in zip(names, columns, strict=True)}
+        for row in range(rows.num_rows)
     ]
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """Make names unique; the first occurrence of a name does not change."""
-    taken = set(names)
+    names_in_use = set(names)
     seen: set[str] = set()
     unique: list[str] = []
     for name in names:
         fresh, number = name, 0
-        while fresh in seen or (number and fresh in taken):
+        while fresh in seen or (number and fresh in names_in_use):
             number += 1
             fresh = f"{name}_{number}"
         seen.add(fresh)

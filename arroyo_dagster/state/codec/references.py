@@ -130,5 +130,5 @@ def _listed(name: str, table: pb.TableCheckpointMetadata) -> Iterable[str]:
     if table.table_type == pb.GLOBAL_KEY_VALUE:
         return parse_message(pb.GlobalKeyedTableTaskCheckpointMetadata, table.data, name).files
     table_kind(name, table.table_type)  # refuses an unknown kind
-    found = parse_message(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
-    return [file.file for file in found.files]
+    message = parse_message(pb.ExpiringKeyedTimeTableCheckpointMetadata, table.data, name)
+    return [file.file for file in message.files]

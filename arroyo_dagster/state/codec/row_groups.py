@@ -71,19 +71,19 @@ class KnownFooter:
     def rows(self) -> tuple[int, ...]:
         """The number of rows in each row group."""
         groups = range(self.metadata.num_row_groups)
-        return tuple(self.metadata.row_group(at).num_rows for at in groups)
+        return tuple(self.metadata.row_group(group).num_rows for group in groups)
 
     @cached_property
     def encoded_bytes(self) -> tuple[int, ...]:
         """The size of each row group, not compressed."""
         groups = range(self.metadata.num_row_groups)
-        return tuple(max(0, self.metadata.row_group(at).total_byte_size) for at in groups)
+        return tuple(max(0, self.metadata.row_group(group).total_byte_size) for group in groups)
 
     @cached_property
     def stored_bytes(self) -> tuple[int, ...]:
         """About how many bytes of the file each row group takes, by their encoded sizes."""
         whole = max(1, sum(self.encoded_bytes))
-        return tuple(self.size_bytes * one // whole for one in self.encoded_bytes)
+        return tuple(self.size_bytes * size // whole for size in self.encoded_bytes)
 
 
 class DataFile:
@@ -144,16 +144,16 @@ class DataFile:
         """The size of each row group, by the footer; reads a value of each column."""
         footer = self._file.metadata
         self._check(range(footer.num_columns))
-        groups = [footer.row_group(at) for at in range(footer.num_row_groups)]
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         return tuple(
             GroupSize(
-                rows=one.num_rows,
-                size_bytes=one.total_byte_size,
+                rows=group.num_rows,
+                size_bytes=group.total_byte_size,
                 compressed_bytes=sum(
-                    one.column(at).total_compressed_size for at in range(one.num_columns)
+                    group.column(index).total_compressed_size for index in range(group.num_columns)
                 ),
             )
-            for one in groups
+            for group in groups
         )
 
     def _check(self, leaves: Sequence[int]) -> None:
@@ -218,20 +218,20 @@ class DataFile:
         return [leaf for column in sorted(set(columns)) for leaf in self._leaves[column]]
 
     def _in_order(self, rows: pa.Table, columns: Sequence[int]) -> pa.Table:
-        wanted = sorted(set(columns))
-        if rows.num_columns != len(wanted):
+        indexes = sorted(set(columns))
+        if rows.num_columns != len(indexes):
             raise FormatError(
                 "the columns of a data file do not match its Arrow schema",
                 path=self._path,
                 next_step="keep the object; restore an epoch that does not list it",
             )
-        places = [wanted.index(column) for column in columns]
-        found = [rows.column(at) for at in places]
+        places = [indexes.index(column) for column in columns]
+        columns_in_order = [rows.column(place) for place in places]
         fields = [
             self.schema.field(column).with_type(values.type)
-            for column, values in zip(columns, found, strict=True)
+            for column, values in zip(columns, columns_in_order, strict=True)
         ]
-        return pa.Table.from_arrays(found, schema=pa.schema(fields))
+        return pa.Table.from_arrays(columns_in_order, schema=pa.schema(fields))
 
     def stream(self, batch_rows: int, *, dictionaries: Collection[int] = ()) -> Iterator[pa.Table]:
         """Yield all rows in order, `batch_rows` at a time, with little more of the file in memory.
@@ -240,7 +240,7 @@ class DataFile:
             dictionaries: text columns by index, to return as dictionaries if the file encodes them
                 so. Others of the same name may be returned as dictionaries, too.
         """
-        texts = [self.schema.field(at).name for at in dictionaries if self._has_dictionary(at)]
+        texts = [self.schema.field(i).name for i in dictionaries if self._has_dictionary(i)]
         leaves = [leaf for column in self._leaves for leaf in column]
         if self.rows <= batch_rows and not texts:
             with decoding(self._path):
@@ -272,15 +272,13 @@ class DataFile:
     @property
     def repeating_texts(self) -> frozenset[int]:
         """The text columns, by index, whose values repeat so often that dictionaries save work."""
-        texts = [at for at, field in enumerate(self.schema) if field.type in _TEXTS]
-        self._check([self._leaves[at].start for at in texts])
-        return frozenset(
-            at for at in texts if self._has_dictionary(at) and self._width(at) <= _NARROW
-        )
+        texts = [column for column, field in enumerate(self.schema) if field.type in _TEXTS]
+        self._check([self._leaves[column].start for column in texts])
+        return frozenset(i for i in texts if self._has_dictionary(i) and self._width(i) <= _NARROW)
 
     def _chunks(self, column: int) -> list[pq.ColumnChunkMetaData]:
         footer, leaf = self._file.metadata, self._leaves[column].start
-        return [footer.row_group(at).column(leaf) for at in range(footer.num_row_groups)]
+        return [footer.row_group(group).column(leaf) for group in range(footer.num_row_groups)]
 
     def _has_dictionary(self, column: int) -> bool:
         chunks = self._chunks(column)
@@ -355,26 +353,26 @@ class _ColumnLimits:
         """Return the row groups that may hold a value from `low` to `high`, or a null."""
         if isinstance(low, int) and isinstance(high, int) and self._ascends():
             return self._between(low, high, groups)
-        limits = self._of(groups)
+        spans = self._of(groups)
         return [
             group
-            for group, one in zip(groups, limits, strict=True)
-            if (nulls and one.has_nulls) or not (_less(one.most, low) or _less(high, one.least))
+            for group, span in zip(groups, spans, strict=True)
+            if (nulls and span.has_nulls) or not (_less(span.most, low) or _less(high, span.least))
         ]
 
     def smallest(self, groups: Sequence[int]) -> int | None:
         """Return the smallest whole number; None if it is unknown, or a value is null."""
-        limits = self._of(groups)
-        if any(one.has_nulls for one in limits):
+        spans = self._of(groups)
+        if any(span.has_nulls for span in spans):
             return None
-        least = [one.least for one in limits if isinstance(one.least, int)]
-        return min(least) if least and len(least) == len(limits) else None
+        least = [span.least for span in spans if isinstance(span.least, int)]
+        return min(least) if least and len(least) == len(spans) else None
 
     def _ascends(self) -> bool:
         """Whether rows ascend by the column, of whole numbers without nulls, as the footer says."""
         metadata = self.footer.metadata
         order = metadata.row_group(0).sorting_columns if metadata.num_row_groups > 1 else ()
-        if [(one.column_index, one.descending) for one in order[:1]] != [(self.leaf, False)]:
+        if [(key.column_index, key.descending) for key in order[:1]] != [(self.leaf, False)]:
             return False
         (first,) = self._of([0])
         return isinstance(first.least, int) and not first.has_nulls
@@ -384,10 +382,10 @@ class _ColumnLimits:
 
         def limit(end: str) -> Callable[[int], int]:
             def of_group(group: int) -> int:
-                found = getattr(self._of([group])[0], end)
-                if not isinstance(found, int):
+                value = getattr(self._of([group])[0], end)
+                if not isinstance(value, int):
                     raise FormatError("a sorted column has no statistics", path=self.path)
-                return found
+                return value
 
             return of_group
 
@@ -396,20 +394,20 @@ class _ColumnLimits:
         return list(groups[first:last])
 
     def _of(self, groups: Sequence[int]) -> list[ValueLimits]:
-        known, leaf = self.footer.limits, self.leaf
-        missing = [group for group in groups if (leaf, group) not in known]
+        limits, leaf = self.footer.limits, self.leaf
+        missing = [group for group in groups if (leaf, group) not in limits]
         if missing:
             with decoding(self.path):
                 check_chunks(self.source, self.footer.metadata, missing, [leaf])
-                known |= {(leaf, group): self._read(group) for group in missing}
-        return [known[leaf, group] for group in groups]
+                limits |= {(leaf, group): self._read(group) for group in missing}
+        return [limits[leaf, group] for group in groups]
 
     def _read(self, group: int) -> ValueLimits:
-        found = self.footer.metadata.row_group(group).column(self.leaf).statistics
-        if found is None or not found.has_min_max:
+        statistics = self.footer.metadata.row_group(group).column(self.leaf).statistics
+        if statistics is None or not statistics.has_min_max:
             return ValueLimits(None, None, has_nulls=True)
-        has_nulls = not found.has_null_count or found.null_count > 0
-        least, most = found.min_raw, found.max_raw
+        has_nulls = not statistics.has_null_count or statistics.null_count > 0
+        least, most = statistics.min_raw, statistics.max_raw
         if pa.types.is_unsigned_integer(self.kind) and isinstance(least, int):
             # Statistics store an unsigned number as a signed one with the same bits.
             bits = (1 << self.kind.bit_width) - 1
@@ -440,7 +438,7 @@ def _leaf_count(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaf_count(kind.storage_type)
     if types.is_struct(kind):
-        return sum(_leaf_count(kind.field(at).type) for at in range(kind.num_fields))
+        return sum(_leaf_count(kind.field(i).type) for i in range(kind.num_fields))
     if types.is_map(kind):
         return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):

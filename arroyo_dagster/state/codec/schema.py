@@ -343,8 +343,8 @@ def _plain_array(values: pa.Array, kind: pa.DataType) -> pa.Array:
         items = _plain_array(values.flatten(), kind.value_type)
         return array.from_arrays(offsets, items, type=kind, mask=values.is_null())
     if types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        children = [_plain_array(values.field(at), one.type) for at, one in enumerate(fields)]
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        children = [_plain_array(values.field(i), field.type) for i, field in enumerate(fields)]
         return pa.StructArray.from_arrays(children, fields=fields, mask=values.is_null())
     return values.cast(kind)
 
@@ -366,7 +366,7 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
     if types.is_fixed_size_list(kind):
         return pa.list_(_field_without_views(kind.value_field), kind.list_size)
     if types.is_struct(kind):
-        return pa.struct([_field_without_views(kind.field(at)) for at in range(kind.num_fields)])
+        return pa.struct([_field_without_views(kind.field(i)) for i in range(kind.num_fields)])
     if types.is_map(kind):
         items = (_field_without_views(kind.key_field), _field_without_views(kind.item_field))
         return pa.map_(*items, keys_sorted=kind.keys_sorted)

@@ -48,10 +48,10 @@ class SequenceDigest:
     def add(self, rows: pa.Table) -> None:
         """Add rows behind those added before; columns of text may be dictionaries."""
         while rows.num_rows:
-            taken = rows if self._planned is None else rows.slice(0, self._missing_rows)
-            rows = rows.slice(taken.num_rows)
-            self._waiting.append(taken)
-            self._waiting_rows += taken.num_rows
+            part = rows if self._planned is None else rows.slice(0, self._missing_rows)
+            rows = rows.slice(part.num_rows)
+            self._waiting.append(part)
+            self._waiting_rows += part.num_rows
             if self._waiting_rows >= self._next_rows:
                 self._close()
 
@@ -70,9 +70,9 @@ class SequenceDigest:
 
     def _close(self) -> None:
         hashes = [self._sequence, len(self.chunk_rows), self._waiting_rows]
-        for at in range(self._waiting[0].num_columns):
-            chunks = [chunk for rows in self._waiting for chunk in rows.column(at).chunks]
-            hashes += _hashes(chunks, by_value=at in self.texts)
+        for index in range(self._waiting[0].num_columns):
+            chunks = [chunk for rows in self._waiting for chunk in rows.column(index).chunks]
+            hashes += _hashes(chunks, by_value=index in self.texts)
         self._total += RowsDigest(self._waiting_rows, _hash(np.array(hashes, np.int64)) % 2**64)
         self.chunk_rows.append(self._waiting_rows)
         self._waiting, self._waiting_rows = [], 0
@@ -112,7 +112,7 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
     if types.is_binary_view(kind):
         return pa.large_binary()
     if types.is_struct(kind):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
+        fields = [kind.field(i) for i in range(kind.num_fields)]
         return pa.struct([field.with_type(_storage_type(field.type)) for field in fields])
     if types.is_list(kind):
         return pa.list_(kind.value_field.with_type(_storage_type(kind.value_type)))
@@ -172,8 +172,8 @@ def _hashes_of_valid(array: pa.Array) -> Iterator[int]:
     elif pa.types.is_dictionary(kind):
         yield from _hashes_of(_plain(array))
     elif pa.types.is_struct(kind):
-        for at in range(kind.num_fields):
-            yield from _hashes_of(array.field(at))
+        for index in range(kind.num_fields):
+            yield from _hashes_of(array.field(index))
     elif is_list(kind):
         lengths, values = list_elements(array)
         yield _hash(lengths)

@@ -55,8 +55,8 @@ def fields_of_message(data: bytes) -> list[tuple[int, int | bytes]]:
     Raises:
         FormatError: it does not parse, or has a field that is neither a number nor bytes.
     """
-    found = UnknownFieldSet(parse_message(Empty, data))
-    fields = [(found[at].field_number, found[at].data) for at in range(len(found))]
+    unknown = UnknownFieldSet(parse_message(Empty, data))
+    fields = [(unknown[index].field_number, unknown[index].data) for index in range(len(unknown))]
     for number, value in fields:
         if not isinstance(value, int | bytes):
             raise FormatError(f"field {number} is neither a number nor bytes")

@@ -166,22 +166,22 @@ class ParquetBackend(BackendReader):
             return self._start_legacy()
         generation = self._own.take()
         self.check_fence()
-        found = self._own.resolve()
-        if isinstance(found, recovery.CannotStart):
+        resolved = self._own.resolve()
+        if isinstance(resolved, recovery.CannotStart):
             self.check_fence()
             raise ProtocolError(
-                f"the job cannot be continued: {found.reason}",
+                f"the job cannot be continued: {resolved.reason}",
                 job=self.paths.job,
-                path=found.ref,
+                path=resolved.ref,
                 next_step="check it with `arroyo-state epochs`; nothing was deleted",
             )
         self.check_fence()
-        if isinstance(found, recovery.StartEmpty):
+        if isinstance(resolved, recovery.StartEmpty):
             return Started(generation, None, False)
-        self._own.continue_from(found.ref)
-        state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
-        restored = as_checkpoint(found.manifest, found.ref, state)
-        return Started(generation, restored, found.replay_commit)
+        self._own.continue_from(resolved.ref)
+        state = CheckpointState.COMMITTING if resolved.replay_commit else CheckpointState.READY
+        restored = as_checkpoint(resolved.manifest, resolved.ref, state)
+        return Started(generation, restored, resolved.replay_commit)
 
     def start_from(self, base_ref: StatePath) -> None:
         """Start the next worker generation from a checkpoint that a user chose.
@@ -350,9 +350,9 @@ class ParquetBackend(BackendReader):
         path = recovery.marker_path(ref)
         if self.store.create(path, encode(marker)):
             return
-        found = self.objects.read(path, records.decode_committed_marker)
+        stored = self.objects.read(path, records.decode_committed_marker)
         writer = marker.writer_worker_generation
-        if replace(found, writer_worker_generation=writer, unknown=b"") != marker:
+        if replace(stored, writer_worker_generation=writer, unknown=b"") != marker:
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
 
     def write_compaction_record(self, record: CompactionRecord, path: StatePath) -> None:

@@ -40,8 +40,8 @@ class EpochFinder:
         """Return the epochs with a record (protocol) or checkpoint metadata (legacy), ascending."""
         if self.paths.layout is Layout.PROTOCOL:
             listed = self.store.list_dir(self.paths.epochs).objects
-            found = (parse_epoch_record(info.path.name) for info in listed)
-            return sorted(epoch for epoch in found if epoch is not None)
+            numbers = (parse_epoch_record(info.path.name) for info in listed)
+            return sorted(epoch for epoch in numbers if epoch is not None)
         return self._existing(self.checkpoint_dirs())
 
     def exists(self, epoch: Epoch) -> bool:
@@ -57,29 +57,29 @@ class EpochFinder:
         Args:
             named: epochs known from elsewhere; included if they exist.
         """
-        found = {*self.epochs()}
-        found.update(self._existing([epoch for epoch in named if epoch not in found]))
+        epochs = {*self.epochs()}
+        epochs.update(self._existing([epoch for epoch in named if epoch not in epochs]))
         asked: set[Epoch] = set()
-        while wanted := _beside(found) - asked:
-            found.update(self._existing(sorted(wanted)))
-            asked |= wanted
-        return sorted(found)
+        while beside := _beside(epochs) - asked:
+            epochs.update(self._existing(sorted(beside)))
+            asked |= beside
+        return sorted(epochs)
 
     def _existing(self, epochs: Sequence[Epoch]) -> list[Epoch]:
-        there = concurrently(self.exists, epochs)
-        return [epoch for epoch, exists in zip(epochs, there, strict=True) if exists]
+        present = concurrently(self.exists, epochs)
+        return [epoch for epoch, exists in zip(epochs, present, strict=True) if exists]
 
     def checkpoint_dirs(self, generation: WorkerGeneration | None = None) -> list[Epoch]:
         """Return the numbers of the checkpoint directories, ascending; one level is listed."""
         below = self.store.list_dir(self.paths.checkpoints(generation)).prefixes
-        found = (parse_checkpoint_dir(path.name) for path in below)
-        return sorted(epoch for epoch in found if epoch is not None)
+        numbers = (parse_checkpoint_dir(path.name) for path in below)
+        return sorted(epoch for epoch in numbers if epoch is not None)
 
     def generation_dirs(self) -> list[WorkerGeneration]:
         """Return the numbers of the directories of worker generations, in the listing's order."""
         below = self.store.list_dir(self.paths.generations).prefixes
-        found = (parse_number(path.name) for path in below)
-        return [WorkerGeneration(number) for number in found if number is not None]
+        numbers = (parse_number(path.name) for path in below)
+        return [WorkerGeneration(number) for number in numbers if number is not None]
 
     def unlisted_behind(self, newest: Epoch, listed: Collection[Epoch] = ()) -> list[Epoch]:
         """Return existing epochs of the legacy layout that a listing misses, among the few numbers
@@ -111,10 +111,10 @@ class EpochFinder:
             if epoch > newest
         }
         refs.update(self.published_last(numbers))
-        found = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
-        managed = {r: one.epoch for r, one in found.items() if one and one.paths == self.paths}
-        there = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
-        return max((newest, *(epoch for epoch, info in there if info is not None)))
+        parsed = {ref: parse_manifest_path(ref) for ref in sorted(refs)}
+        managed = {r: path.epoch for r, path in parsed.items() if path and path.paths == self.paths}
+        heads = zip(managed.values(), concurrently(self.store.head, list(managed)), strict=True)
+        return max((newest, *(epoch for epoch, info in heads if info is not None)))
 
     def published_last(
         self, generations: Collection[WorkerGeneration] | None = None
@@ -129,17 +129,17 @@ class EpochFinder:
         for number in range(max(0, listed - PROBE_COUNT), listed + PROBE_COUNT):
             path = self.paths.generation_manifest(WorkerGeneration(number))
             try:
-                found = self.objects.optional(path, records.decode_generation_manifest)
+                manifest = self.objects.optional(path, records.decode_generation_manifest)
             except FormatError:
                 continue
-            if found is not None and found.latest_ref is not None:
-                yield found.latest_ref
+            if manifest is not None and manifest.latest_ref is not None:
+                yield manifest.latest_ref
 
 
 def _beside(epochs: Collection[Epoch]) -> set[Epoch]:
     """Return the missing numbers at which an unlisted epoch may exist."""
     first = (epoch for epoch in epochs if epoch - 1 not in epochs)
-    found = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
+    numbers = {n for epoch in first for n in range(max(0, epoch - PROBE_COUNT), epoch)}
     newest = max(epochs, default=0)
-    found.update(range(newest + 1, newest + 1 + PROBE_COUNT))
-    return {Epoch(number) for number in found if number not in epochs}
+    numbers.update(range(newest + 1, newest + 1 + PROBE_COUNT))
+    return {Epoch(number) for number in numbers if number not in epochs}

@@ -82,10 +82,10 @@ class JobExpiry:
             ProtocolError, NotFoundError, FormatError: as `plan`.
             StorageError: objects could not be deleted; what refers to them still exists.
         """
-        plan, known = self._planned(min_epoch)
-        while not self._executed(plan, known):
+        plan, job_pins = self._planned(min_epoch)
+        while not self._executed(plan, job_pins):
             # Another process has pinned or quarantined an epoch after the plan was made.
-            plan, known = self._planned(min_epoch)
+            plan, job_pins = self._planned(min_epoch)
         return plan
 
     def plan(self, min_epoch: Epoch) -> ExpirePlan:
@@ -111,7 +111,7 @@ class JobExpiry:
                 newest=None,
             )
         partly = CheckpointState.PARTIALLY_COLLECTED
-        if not job_pins.pinned <= {one.epoch for one in roots.epochs if one.state is not partly}:
+        if not job_pins.pinned <= {root.epoch for root in roots.epochs if root.state is not partly}:
             # A pinned epoch is being restored: its files are unknown, so nothing is deleted.
             return ExpirePlan(keep_from=roots.epochs[-1].epoch), job_pins
         return plan_own_expiry(roots, min_epoch), job_pins
@@ -127,38 +127,38 @@ class JobExpiry:
         named = {*job_pins.pinned, *(() if self.written is None else (self.written,))}
         epochs = self.reader.every_epoch(named)
         while epochs:
-            found = dict(zip(epochs, concurrently(self._epoch, epochs), strict=True))
+            results = dict(zip(epochs, concurrently(self._epoch, epochs), strict=True))
             before = epochs
-            if any(map(_is_torn, found.values())):
+            if any(map(_is_torn, results.values())):
                 epochs = self.reader.every_epoch(named)  # another process may have let some expire
             if epochs == before:
                 break
         if not epochs:
             return None
-        left = rolled_back(epochs[-1], epochs, _restored(found))
+        abandoned = rolled_back(epochs[-1], epochs, _restored(results))
         roots = Roots(
             paths=self._paths,
             worker_generation=None,
-            epochs=self._marked(found, left),
+            epochs=self._marked(results, abandoned),
             job_pins=job_pins,
             quarantined=quarantined,
         )
-        problems = {n: one for n, one in found.items() if isinstance(one, ArroyoStateError)}
+        problems = {n: error for n, error in results.items() if isinstance(error, ArroyoStateError)}
         damaged = self._still_there(problems, roots, min_epoch)
-        for epoch in sorted(damaged.keys() - left):
+        for epoch in sorted(damaged.keys() - abandoned):
             raise damaged[epoch]
         if not roots.epochs:
             return None
         unreadable = [self._unreadable(n, damaged[n].message, roots.head) for n in damaged]
         every = (*roots.epochs, *self._below_records(roots.current), *unreadable)
-        return replace(roots, epochs=tuple(sorted(every, key=lambda one: -one.epoch)))
+        return replace(roots, epochs=tuple(sorted(every, key=lambda root: -root.epoch)))
 
     def _marked(self, found: _Found, left: frozenset[Epoch]) -> tuple[EpochRoot, ...]:
         """Return the readable epochs, newest first, and mark those that a rollback abandoned."""
-        known = [found[epoch] for epoch in sorted(found, reverse=True)]
-        epochs = [one for one in known if isinstance(one, EpochRoot)]
+        results = [found[epoch] for epoch in sorted(found, reverse=True)]
+        epochs = [root for root in results if isinstance(root, EpochRoot)]
         return tuple(
-            self._rolled_back(one, epochs[0]) if one.epoch in left else one for one in epochs
+            self._rolled_back(root, epochs[0]) if root.epoch in left else root for root in epochs
         )
 
     def _rolled_back(self, one: EpochRoot, head: EpochRoot) -> EpochRoot:
@@ -176,8 +176,8 @@ class JobExpiry:
         keep_from = oldest_staying(roots, retention_since(newest, min_epoch), newest=newest)
         pinned = roots.job_pins.pinned
         goes = [n for n in problems if n < keep_from and n not in pinned]
-        there = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
-        return {n: error for n, error in problems.items() if there.get(n, True)}
+        present = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
+        return {n: error for n, error in problems.items() if present.get(n, True)}
 
     # ---- one epoch -------------------------------------------------------------------------------
 
@@ -193,14 +193,14 @@ class JobExpiry:
         path = paths.legacy_metadata(epoch)
         head = self._objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [paths.operator_metadata(name, epoch) for name in head.operators]
-        found = concurrently(lambda name: self._objects.optional(name, operator_references), names)
-        return legacy_root(paths, head, dict(zip(head.operators, found, strict=True)))
+        refs = concurrently(lambda name: self._objects.optional(name, operator_references), names)
+        return legacy_root(paths, head, dict(zip(head.operators, refs, strict=True)))
 
     def _protocol_epoch(self, epoch: Epoch) -> EpochRoot:
         ref = self._objects.epoch_record(epoch).checkpoint_ref
-        found = self._objects.read(ref, manifest_references)
-        check_inside_job(self._paths, epoch, found)
-        return epoch_root(self._paths, ref, found, CheckpointState.READY)
+        manifest = self._objects.read(ref, manifest_references)
+        check_inside_job(self._paths, epoch, manifest)
+        return epoch_root(self._paths, ref, manifest, CheckpointState.READY)
 
     def _unreadable(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
         paths = self._paths
@@ -215,12 +215,12 @@ class JobExpiry:
 
     def _below_records(self, current: Sequence[EpochRoot]) -> Iterator[EpochRoot]:
         """Yield manifests without a record, left by an interrupted cleanup, by their references."""
-        known = {one.ref: one for one in current}
-        for one in current:
-            newer = one
+        by_ref = {root.ref: root for root in current}
+        for root in current:
+            newer = root
             while (ref := newer.parent_ref) is not None:
                 recovery.expect_manifest_path(self._paths, ref)
-                older = known.get(ref) or self._without_record(ref)
+                older = by_ref.get(ref) or self._without_record(ref)
                 if older is None:
                     break
                 if older.epoch >= newer.epoch:
@@ -230,21 +230,21 @@ class JobExpiry:
                         path=ref,
                         next_step="check it with `arroyo-state epochs`; nothing was deleted",
                     )
-                if ref in known:
+                if ref in by_ref:
                     break
                 yield older
-                known[ref] = newer = older
+                by_ref[ref] = newer = older
 
     def _without_record(self, ref: StatePath) -> EpochRoot | None:
         try:
-            found = self._objects.optional(ref, manifest_references)
+            manifest = self._objects.optional(ref, manifest_references)
         except FormatError:
             return None  # the chain ends at a manifest that does not decode
-        if found is None:
+        if manifest is None:
             return None
-        gone = (self._paths.epoch_record(found.epoch),)
+        missing = (self._paths.epoch_record(manifest.epoch),)
         state = CheckpointState.PARTIALLY_COLLECTED
-        return epoch_root(self._paths, ref, found, state, gone=gone)
+        return epoch_root(self._paths, ref, manifest, state, gone=missing)
 
     # ---- executing -------------------------------------------------------------------------------
 
@@ -295,15 +295,15 @@ def _is_torn(found: EpochRoot | ArroyoStateError) -> bool:
 
 
 def _restored(found: _Found) -> dict[Epoch, Epoch]:
-    known = (one for one in found.values() if isinstance(one, EpochRoot))
-    return {one.epoch: to for one in known if (to := one.rolled_back_to) is not None}
+    roots = (root for root in found.values() if isinstance(root, EpochRoot))
+    return {root.epoch: to for root in roots if (to := root.rolled_back_to) is not None}
 
 
 def _batches(paths: JobPaths, plan: ExpirePlan) -> Iterator[list[StatePath]]:
     """Yield the objects of each delete request, in order."""
     for step in (plan.data, plan.records):
-        found = list(dict.fromkeys(step.paths))
-        yield from (found[at : at + DELETE_BATCH] for at in range(0, len(found), DELETE_BATCH))
+        files = list(dict.fromkeys(step.paths))
+        yield from (files[i : i + DELETE_BATCH] for i in range(0, len(files), DELETE_BATCH))
     yield from in_safe_groups(paths, plan.metadata.paths)
 
 

@@ -111,8 +111,8 @@ def check_interrupt() -> None:
     Raises:
         InterruptedThreadError: once in each thread.
     """
-    found: Interrupts | None = getattr(_HERE, "interrupts", None)
-    if found is None or not found.requested or _HERE.delivered or getattr(_HERE, "depth", 0):
+    signals: Interrupts | None = getattr(_HERE, "interrupts", None)
+    if signals is None or not signals.requested or _HERE.delivered or getattr(_HERE, "depth", 0):
         return
     _HERE.delivered = True
     raise InterruptedThreadError("the work of this thread was interrupted")
@@ -124,11 +124,11 @@ def interruptible_sleep(seconds: float) -> None:
     Raises:
         InterruptedThreadError: as `check_interrupt`.
     """
-    found: Interrupts | None = getattr(_HERE, "interrupts", None)
-    if found is None:
+    signals: Interrupts | None = getattr(_HERE, "interrupts", None)
+    if signals is None:
         time.sleep(seconds)
         return
-    found.wait(seconds)
+    signals.wait(seconds)
     check_interrupt()
 
 

@@ -198,10 +198,10 @@ class Leased(Wrapper):
 def _has_ended(store: ObjectStore, held: Lease) -> bool:
     """Whether the holder has released its lease, or the object is no longer its own."""
     try:
-        found = decode_json(store.read(held.path), held.path)
+        record = decode_json(store.read(held.path), held.path)
     except NotFoundError:
         return True
-    return found.get("nonce") != held.nonce or found.get("expires_at_micros") == 0
+    return record.get("nonce") != held.nonce or record.get("expires_at_micros") == 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -452,10 +452,10 @@ def last_released_lease(store: ObjectStore, directory: StatePath) -> LeaseRecord
     Raises:
         FormatError: it does not decode.
     """
-    found = newest_lease(store, directory)
-    if found is not None and not found.released:
-        found = read_record(store, _path_of(directory, found.token - 1))
-    return found if found is not None and found.released else None
+    record = newest_lease(store, directory)
+    if record is not None and not record.released:
+        record = read_record(store, _path_of(directory, record.token - 1))
+    return record if record is not None and record.released else None
 
 
 def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
@@ -463,8 +463,8 @@ def _tokens(store: ObjectStore, directory: StatePath) -> list[int]:
         listed = store.list_dir(directory).objects
     except NotFoundError:
         return []  # nothing was ever written below the URL
-    found = (parse_numbered(info.path.name, 10) for info in listed)
-    return sorted(token for token in found if token is not None)
+    tokens = (parse_numbered(info.path.name, 10) for info in listed)
+    return sorted(token for token in tokens if token is not None)
 
 
 def _named_token(store: ObjectStore, directory: StatePath) -> int:
@@ -526,8 +526,8 @@ def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
     """Write which lease is the newest; only then the objects of older ones may be deleted."""
     store.put(mine.directory / NEWEST, encode(NewestLease(token=mine.token)))
     # The newest two are kept: the holder of the one before must find that it was taken.
-    gone = [token for token in older if token < mine.token - 1]
-    store.delete_many([_path_of(mine.directory, token) for token in gone])
+    expired = [token for token in older if token < mine.token - 1]
+    store.delete_many([_path_of(mine.directory, token) for token in expired])
 
 
 def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
@@ -544,10 +544,10 @@ def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
 def _was_created(store: ObjectStore, mine: Lease) -> bool:
     """Whether the object of a lease exists after a create request without an answer."""
     try:
-        found = read_record(store, mine.path)
+        record = read_record(store, mine.path)
     except FormatError:
         return False
-    return found is not None and found.nonce == mine.nonce
+    return record is not None and record.nonce == mine.nonce
 
 
 def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:
@@ -588,17 +588,17 @@ def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
 
 def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> LeaseRecord | None:
     """Check that a lease is free; return it if its holder has died without a release."""
-    held = read_record(store, path)
-    if held is None or held.released:
+    record = read_record(store, path)
+    if record is None or record.released:
         return None  # a later holder may have deleted it; the create request decides
-    if held.nonce == asked.nonce:
+    if record.nonce == asked.nonce:
         return None  # this acquisition wrote it, under a number that was another lease's before
-    if held.process == process_here() and held.nonce not in _held_here:
+    if record.process == process_here() and record.nonce not in _held_here:
         return None  # this process has ended that lease, but could not release it
-    until = held.held_until(store_time(store, asked.directory), asked.clock())
+    until = record.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
-        raise _taken(asked.paths, path, held, until)
-    return held
+        raise _taken(asked.paths, path, record, until)
+    return record
 
 
 def _took_over(found: LeaseRecord) -> str:

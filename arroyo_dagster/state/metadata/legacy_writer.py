@@ -61,13 +61,13 @@ def _check_complete(reader: BackendReader, checkpoint: LegacyCheckpoint) -> None
 def _rewrite_min_epoch(
     reader: BackendReader, path: StatePath, checkpoint: LegacyCheckpoint
 ) -> None:
-    there = reader.objects.read(path, metadata.decode_legacy_checkpoint)
-    if replace(there, min_epoch=checkpoint.min_epoch) != checkpoint:
+    stored = reader.objects.read(path, metadata.decode_legacy_checkpoint)
+    if replace(stored, min_epoch=checkpoint.min_epoch) != checkpoint:
         raise ConflictError(
             f"epoch {checkpoint.epoch} belongs to another checkpoint",
             job=reader.paths.job,
             path=path,
             next_step="start the job again: it continues from the existing epoch",
         )
-    if there != checkpoint:
+    if stored != checkpoint:
         reader.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))

@@ -141,13 +141,13 @@ class MetadataReader:
 
     def pins_in_full(self) -> tuple[JobPins, tuple[Quarantined, ...]]:
         """Read the pins, and what each quarantine's epochs need. Errors as `job_pins`, `read`."""
-        found = self.job_pins()
+        pins = self.job_pins()
         while True:
             try:
-                return found, tuple(concurrently(self._quarantined, found.quarantines))
+                return pins, tuple(concurrently(self._quarantined, pins.quarantines))
             except NotFoundError:
-                before, found = found, self.job_pins()
-                if found == before:
+                before, pins = pins, self.job_pins()
+                if pins == before:
                     raise  # else another process has purged a quarantine meanwhile
 
     def _quarantined(self, name: str) -> Quarantined:

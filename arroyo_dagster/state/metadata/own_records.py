@@ -92,68 +92,68 @@ def read_records(store: ObjectStore, paths: JobPaths, *, whole: bool = False) ->
             and the commit notes of all epochs; False = only the note of the newest. They are as
             many as the job has objects and epochs, and only what deletes depends on them.
     """
-    found = OwnRecords()
+    records = OwnRecords()
     try:
         level = store.list_dir(paths.maintenance)
     except NotFoundError:
-        return found  # nothing was ever written below the URL
+        return records  # nothing was ever written below the URL
     names = {path.name for path in level.prefixes}
     for path in (*(info.path for info in level.objects if info.addressable), *level.prefixes):
         if path.name not in MAINTENANCE_NAMES:
             message = f"the job contains data of a newer release: {path.name}"
-            found.unreadable[path] = _refused(paths, path, message)
+            records.unreadable[path] = _refused(paths, path, message)
     listed_here = {info.path for info in level.objects}
-    wanted = {path: decode for path, decode in _single(paths).items() if path in listed_here}
+    decoders = {path: decode for path, decode in _single(paths).items() if path in listed_here}
     directories = [paths.maintenance / name for name in sorted(names & _DIRECTORIES.keys())]
     for directory, listed in zip(
         directories, concurrently(store.list_dir, directories), strict=True
     ):
-        known = _DIRECTORIES[directory.name]([info.path for info in listed.objects], whole)
+        by_path = _DIRECTORIES[directory.name]([info.path for info in listed.objects], whole)
         below = () if directory == paths.journal else listed.prefixes
         for path in (*(info.path for info in listed.objects if info.addressable), *below):
-            if path not in known:
+            if path not in by_path:
                 message = "a name that this release does not know"
-                found.unreadable[path] = _refused(paths, path, message)
-        wanted |= {path: decode for path, decode in known.items() if decode is not None}
-    _read(store, paths, found, wanted)
-    pins = found.decoded.get(paths.job_pins)
+                records.unreadable[path] = _refused(paths, path, message)
+        decoders |= {path: decode for path, decode in by_path.items() if decode is not None}
+    _read(store, paths, records, decoders)
+    pins = records.decoded.get(paths.job_pins)
     named = _named(paths, pins) if isinstance(pins, JobPins) else {}
     if paths.quarantine.name in names:
-        held = store.list_dir(paths.quarantine)
-        for info in held.objects:
+        level_below = store.list_dir(paths.quarantine)
+        for info in level_below.objects:
             message = "a name that this release does not know"
-            found.unreadable[info.path] = _refused(paths, info.path, message)
+            records.unreadable[info.path] = _refused(paths, info.path, message)
         named |= {
             paths.quarantine_index(path.name): functools.partial(decode_quarantined, name=path.name)
-            for path in held.prefixes
+            for path in level_below.prefixes
         }
-    _read(store, paths, found, {path: one for path, one in named.items() if path not in wanted})
+    _read(store, paths, records, {p: decode for p, decode in named.items() if p not in decoders})
     # Everything read so far concerns all that changes the job, but for the journal.
-    found.beside = {path for path in found.unreadable if path.parent == paths.journal}
+    records.beside = {path for path in records.unreadable if path.parent == paths.journal}
     if whole:
-        indexes = [one for one in found.decoded.values() if isinstance(one, Quarantined)]
-        before = set(found.unreadable)
+        indexes = [record for record in records.decoded.values() if isinstance(record, Quarantined)]
+        before = set(records.unreadable)
         for index in indexes:
             parts = (index_batch(paths, index.name, number) for number in range(1, index.parts + 1))
-            _read_batches(store, paths, found, parts)
-        found.beside |= set(found.unreadable) - before
-    return found
+            _read_batches(store, paths, records, parts)
+        records.beside |= set(records.unreadable) - before
+    return records
 
 
 def _named(paths: JobPaths, pins: JobPins) -> dict[StatePath, Decode]:
     """Return the records that the pins name: an incomplete listing hides none of them."""
-    found: dict[StatePath, Decode] = {
+    named: dict[StatePath, Decode] = {
         paths.quarantine_index(name): functools.partial(decode_quarantined, name=name)
         for name in pins.quarantines
     }
-    found |= {paths.rewrites / name: decode_rewrite_record for name in pins.rewrites}
-    return found | {paths.compactions / name: decode_compaction_record for name in pins.compactions}
+    named |= {paths.rewrites / name: decode_rewrite_record for name in pins.rewrites}
+    return named | {paths.compactions / name: decode_compaction_record for name in pins.compactions}
 
 
 def _read(
     store: ObjectStore, paths: JobPaths, found: OwnRecords, wanted: Mapping[StatePath, Decode]
 ) -> None:
-    read = concurrently(lambda one: _decoded(store, paths, *one), wanted.items())
+    read = concurrently(lambda entry: _decoded(store, paths, *entry), wanted.items())
     for path, record in zip(wanted, read, strict=True):
         _note(found, path, record)
 
@@ -204,16 +204,16 @@ def _records(decode: Decode, listed: Iterable[StatePath], whole: bool) -> _Known
 
 
 def _notes(listed: Iterable[StatePath], whole: bool) -> _Known:
-    known = sorted(_records(decode_commit_note, listed, whole))
-    return {path: decode_commit_note if whole or path == known[-1] else None for path in known}
+    paths = sorted(_records(decode_commit_note, listed, whole))
+    return {path: decode_commit_note if whole or path == paths[-1] else None for path in paths}
 
 
 def _runs(listed: Iterable[StatePath], whole: bool) -> _Known:
     """Of the journal only the newest run is read, by what writes the next one; as it also finishes
     interrupted runs, `operations.gc.journal` reads their parts.
     """
-    known = sorted(listed)
-    return {path: _decode_run if whole and path == known[-1] else None for path in known}
+    paths = sorted(listed)
+    return {path: _decode_run if whole and path == paths[-1] else None for path in paths}
 
 
 def _decode_run(data: bytes, path: str) -> RunHeader:

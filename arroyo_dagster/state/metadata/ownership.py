@@ -48,10 +48,10 @@ def check_job_maintained(store: ObjectStore, paths: JobPaths) -> None:
 def marked_prefixes(store: ObjectStore) -> frozenset[str]:
     """Return the prefixes below the URL that have a mark."""
     try:
-        found = {parse_mark_path(info.path) for info in store.list(OWNERSHIP_DIRECTORY)}
+        prefixes = {parse_mark_path(info.path) for info in store.list(OWNERSHIP_DIRECTORY)}
     except NotFoundError:
         return frozenset()  # nothing was ever written below the URL
-    return frozenset(prefix for prefix in found if prefix is not None)
+    return frozenset(prefix for prefix in prefixes if prefix is not None)
 
 
 def is_marked(marks: frozenset[str], root: str) -> bool:

@@ -104,14 +104,14 @@ class BackendReader(EpochFinder):
             FormatError: an object of the epoch does not decode.
         """
         if self.paths.layout is Layout.PROTOCOL:
-            found, gone = self.load_checkpoint_metadata(epoch), []
+            checkpoint, missing = self.load_checkpoint_metadata(epoch), []
         else:
             head, operators = self._legacy_objects(epoch, whole=False)
-            gone = [path for path, operator in operators.items() if operator is None]
-            found = self._as_legacy(head, operators.values())
-        if found.state is CheckpointState.COMMITTING:
-            gone.append(self._marker_of(found))
-        return found, tuple(gone)
+            missing = [path for path, operator in operators.items() if operator is None]
+            checkpoint = self._as_legacy(head, operators.values())
+        if checkpoint.state is CheckpointState.COMMITTING:
+            missing.append(self._marker_of(checkpoint))
+        return checkpoint, tuple(missing)
 
     def _marker_of(self, checkpoint: Checkpoint) -> StatePath:
         if self.paths.layout is Layout.LEGACY:
@@ -149,8 +149,8 @@ class BackendReader(EpochFinder):
                 recovery.marker_path(ref), records.decode_committed_marker
             )
         standing = recovery.checkpoint_state(ref, manifest, record, marker)
-        versions = (one.version for one in (record, marker) if one is not None)
-        strange = next((one for one in versions if one != RECORD_VERSION), RECORD_VERSION)
+        versions = (part.version for part in (record, marker) if part is not None)
+        strange = next((number for number in versions if number != RECORD_VERSION), RECORD_VERSION)
         return replace(as_checkpoint(manifest, ref, standing.state), record_version=strange)
 
     def _load_legacy(self, epoch: Epoch) -> Checkpoint:
@@ -167,8 +167,8 @@ class BackendReader(EpochFinder):
         head = self.objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
         names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
         read = self.objects.read if whole else self.objects.optional
-        found = concurrently(lambda name: read(name, metadata.decode_operator), names)
-        return head, dict(zip(names, found, strict=True))
+        operators = concurrently(lambda name: read(name, metadata.decode_operator), names)
+        return head, dict(zip(names, operators, strict=True))
 
     def _as_legacy(
         self, head: LegacyCheckpoint, parts: Iterable[OperatorCheckpoint | None]
@@ -240,7 +240,7 @@ class BackendReader(EpochFinder):
             return None
         if record is None or (record.pipeline, record.job) != (self.paths.pipeline, self.paths.job):
             return None
-        touched = [p for one in record.merged for p in (*one.input_paths, *one.output_paths)]
+        touched = [p for merge in record.merged for p in (*merge.input_paths, *merge.output_paths)]
         managed = all(map(self.paths.contains, touched))
         return record if managed else None
 
@@ -314,7 +314,7 @@ def legacy_head(checkpoint: Checkpoint) -> LegacyCheckpoint:
         min_epoch=checkpoint.min_epoch,
         start_time_micros=checkpoint.start_time_micros,
         finish_time_micros=checkpoint.finish_time_micros,
-        operators=tuple(one.operator for one in checkpoint.operators),
+        operators=tuple(state.operator for state in checkpoint.operators),
         progress=checkpoint.progress,
     )
 

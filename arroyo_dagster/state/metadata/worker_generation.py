@@ -63,9 +63,9 @@ class GenerationWriter:
         """
         reader = self._reader
         fence = reader.objects.fact(reader.paths.current_generation)
-        known = fence.worker_generation if isinstance(fence, CurrentGeneration) else 0
+        current = fence.worker_generation if isinstance(fence, CurrentGeneration) else 0
         # A start that stood still before it raised the fence may have lowered it.
-        number = self._newest(known) + 1
+        number = self._newest(current) + 1
         while True:
             manifest = GenerationManifest(
                 pipeline=self.pipeline,
@@ -172,14 +172,14 @@ class GenerationWriter:
         """Return the newest generation that has a manifest, at least `known`."""
         reader = self._reader
         try:
-            numbers = [one for one in reader.generation_dirs() if one > known]
+            numbers = [number for number in reader.generation_dirs() if number > known]
         except NotFoundError:  # the first start: the root directory does not exist yet
             return WorkerGeneration(known)
-        manifests = [reader.paths.generation_manifest(one) for one in numbers]
+        manifests = [reader.paths.generation_manifest(number) for number in numbers]
         heads = concurrently(reader.store.head, manifests)
         pairs = zip(numbers, heads, strict=True)
-        there = (number for number, info in pairs if info is not None)
-        return max(there, default=WorkerGeneration(known))
+        existing = (number for number, info in pairs if info is not None)
+        return max(existing, default=WorkerGeneration(known))
 
     def sole_writer(self) -> Leased:
         """The store, which holds the lease of the job's only writer.
@@ -207,22 +207,22 @@ class GenerationWriter:
         reader, now = self._reader, self._clock()
         facts: dict[StatePath, recovery.MetadataRecord | None] = {}
         while True:
-            found = recovery.resolve_with(
+            decision = recovery.resolve_with(
                 reader.objects.fact, reader.paths, self.taken, facts, now_micros=now
             )
-            if not isinstance(found, recovery.Claim):
-                return found
+            if not isinstance(decision, recovery.Claim):
+                return decision
             check_own(
                 reader.paths,
-                f"the epoch to continue from, {found.record.epoch},",
-                [found.record.checkpoint_ref],
+                f"the epoch to continue from, {decision.record.epoch},",
+                [decision.record.checkpoint_ref],
                 next_step="run the job under the name that its metadata contains; a copy keeps "
                 "that name below a URL of its own. Nothing was published",
             )
             # A newer run may have claimed this epoch long ago, and let it expire since.
             self.check_fence()
-            create_once(reader.store, found.record_path, encode(found.record))
-            del facts[found.record_path]
+            create_once(reader.store, decision.record_path, encode(decision.record))
+            del facts[decision.record_path]
 
 
 def create_once(store: ObjectStore, path: StatePath, data: bytes) -> None:

@@ -56,7 +56,7 @@ def row_splits(start: Offset, end: Offset, splits: int) -> list[RowRange]:
     """Divide the rows between two offsets `{"row": n}` into about equal ranges, in order."""
     first, last = int(start["row"]), int(end["row"])
     step = -(-(last - first) // splits) if last > first else 1
-    return [RowRange(at, min(at + step, last)) for at in range(first, last, step)]
+    return [RowRange(begin, min(begin + step, last)) for begin in range(first, last, step)]
 
 
 _HEAD_ROWS = 1000
@@ -119,9 +119,9 @@ class RowSource(Source):
             )
         head = content.get("head", {"rows": 0, "columns": {}})
         now = self._digests(int(head["rows"]))
-        known = {name: digest for name, digest in head["columns"].items() if name in now}
-        other = sorted(name for name, digest in known.items() if now[name] != digest)
-        if other or (head["columns"] and not known):
+        shared = {name: digest for name, digest in head["columns"].items() if name in now}
+        other = sorted(name for name, digest in shared.items() if now[name] != digest)
+        if other or (head["columns"] and not shared):
             raise InputError(
                 f"the first {head['rows']} rows of the source are not those that were read: rows "
                 "would be skipped",
@@ -390,13 +390,13 @@ def remove_left_staged(
     with contextlib.suppress(StorageError, NotFoundError):
         listed = store.list_dir(written.path.parent or "").objects
         left = [
-            one.path
-            for one in listed
-            if one.addressable
-            and one.modified_micros is not None
-            and one.modified_micros < old
-            and (found := epoch_of(one.path.name)) is not None
-            and found < epoch
+            info.path
+            for info in listed
+            if info.addressable
+            and info.modified_micros is not None
+            and info.modified_micros < old
+            and (staged_for := epoch_of(info.path.name)) is not None
+            and staged_for < epoch
         ]
         if left:
             store.delete_many(left)
@@ -423,5 +423,5 @@ def _copy(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
 
 
 def _delete_staged(store: ObjectStore, staged: Sequence[StatePath]) -> None:
-    for at in range(0, len(staged), BATCH):
-        store.delete_many(staged[at : at + BATCH])
+    for start in range(0, len(staged), BATCH):
+        store.delete_many(staged[start : start + BATCH])

@@ -275,7 +275,7 @@ class JobRun:
             kept.follow(self._operator(name), compacted.get(name, ()))
         self._files.forget_records(taken)
         self.retention.expire(plan)
-        self._next_alarm_micros = min((one for one in alarms if one is not None), default=None)
+        self._next_alarm_micros = min((time for time in alarms if time is not None), default=None)
         self._unfinished = None
         return self.base
 
@@ -284,11 +284,11 @@ class JobRun:
     ) -> None:
         if self._check is None:
             return
-        found: dict[OperatorId, list[Any]] = {}
+        by_operator: dict[OperatorId, list[Any]] = {}
         for operator, report in reports:
             if report.epoch_report is not None:
-                found.setdefault(operator, []).append(report.epoch_report)
-        self._check(plan.then_stop, found)
+                by_operator.setdefault(operator, []).append(report.epoch_report)
+        self._check(plan.then_stop, by_operator)
 
     def _operators(
         self,
@@ -306,8 +306,8 @@ class JobRun:
                 source.checkpoint(plan, offsets[name], watermarks_micros.get(name))
             ]
         merged = [self._merged(plan, name, reports) for name, reports in by_operator.items()]
-        gone = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
-        return merged + [carry_operator(operator, plan.epoch) for operator in gone]
+        ended = [o for o in (self.base.operators if self.base else ()) if o.operator not in names]
+        return merged + [carry_operator(operator, plan.epoch) for operator in ended]
 
     def _merged(
         self, plan: EpochPlan, name: OperatorId, reports: Sequence[SubtaskCheckpoint]

@@ -52,9 +52,9 @@ class DeltaLakeTable(LakeTable):
 
     def check_names(self, names: Sequence[str]) -> None:
         """Refuse names that differ by case only."""
-        known: dict[str, str] = {}
+        spellings: dict[str, str] = {}
         for name in names:
-            other = known.setdefault(name.lower(), name)
+            other = spellings.setdefault(name.lower(), name)
             if other != name:
                 raise InputError(
                     f"a Delta table cannot have the columns {other!r} and {name!r}: their names "
@@ -114,7 +114,7 @@ class OpenDeltaTable(OpenTable):
     def check_writable(self) -> None:
         """Refuse constraints, column mapping and generated columns."""
         fields = self._table.schema().fields
-        names = [one for one in self.properties if one.startswith(_NOT_CHECKED_HERE)]
+        names = [name for name in self.properties if name.startswith(_NOT_CHECKED_HERE)]
         names += [key for field in fields for key in field.metadata if key in _NOT_WRITTEN_HERE]
         if names:
             raise InputError(
@@ -135,9 +135,9 @@ class OpenDeltaTable(OpenTable):
         name = f"partition.{column}"
         if name not in actions.column_names:
             return 0, 0, 0
-        found = actions.filter(pc.equal(actions.column(name).cast(pa.int64()), value))
-        rows, sizes = (pc.sum(found.column(one)).as_py() for one in ("num_records", "size_bytes"))
-        return found.num_rows, rows or 0, sizes or 0
+        files = actions.filter(pc.equal(actions.column(name).cast(pa.int64()), value))
+        rows, sizes = (pc.sum(files.column(key)).as_py() for key in ("num_records", "size_bytes"))
+        return files.num_rows, rows or 0, sizes or 0
 
     def append(
         self,

@@ -115,7 +115,7 @@ def route(edge: Edge, rows: pa.Table, parallelism: int, *, stay: int) -> list[tu
 
 def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatch]:
     """Cut the rows of tables into batches of `CHUNK_ROWS`, the last one of what is left."""
-    found: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     pieces: list[pa.RecordBatch] = []
     room = CHUNK_ROWS
     for table in tables:
@@ -128,11 +128,11 @@ def rechunk(tables: Sequence[pa.Table], schema: pa.Schema) -> list[pa.RecordBatc
                 pieces.append(piece)
                 start, room = start + piece.num_rows, room - piece.num_rows
                 if not room:
-                    found.append(_one_batch(pieces))
+                    batches.append(_one_batch(pieces))
                     pieces, room = [], CHUNK_ROWS
     if pieces:
-        found.append(_one_batch(pieces))
-    return found
+        batches.append(_one_batch(pieces))
+    return batches
 
 
 def _one_batch(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

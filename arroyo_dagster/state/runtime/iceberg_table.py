@@ -75,15 +75,15 @@ class IcebergLakeTable(LakeTable):
             pass  # another writer was faster; what it created is checked by the caller
         except Exception as error:
             raise _failed(self.name, error) from redacted_cause(error)
-        found = self.open()
-        if found is None:
+        table = self.open()
+        if table is None:
             raise StorageError(
                 "the catalog does not list the table that was just created",
                 table=self.name,
                 retryable=True,
                 next_step="check the catalog and its properties, then run it again",
             )
-        return found
+        return table
 
     def _load(self) -> Catalog:
         with explained_imports():
@@ -117,10 +117,10 @@ class OpenIcebergTable(OpenTable):
 
     def token(self, writer: str) -> CommitToken | None:
         """Return the token: a property of the table, which outlives snapshots."""
-        found = json.loads(self._table.properties.get(_property(writer), "{}"))
-        if "epoch" not in found:
+        token = json.loads(self._table.properties.get(_property(writer), "{}"))
+        if "epoch" not in token:
             return None
-        return CommitToken(writer, found["epoch"], found[_FINISHED])
+        return CommitToken(writer, token["epoch"], token[_FINISHED])
 
     def partition_files(self, column: str, value: int) -> tuple[int, int, int]:
         """Return files, rows and bytes of a partition, by the manifests."""

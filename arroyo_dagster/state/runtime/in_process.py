@@ -101,7 +101,7 @@ class LocalRun(PipelineRun):
         return EpochReports(reports, merged_watermarks(marks))
 
     def _chunks(self, splits: Sequence[SourceSplit]) -> Iterator[ExchangeChunk]:
-        for one in splits:
-            node = self.pipeline.sources[one.source]
-            rows = read_split(node, one.split)
-            yield from source_chunks(self.pipeline, node, rows, one.index, as_it_is)
+        for split in splits:
+            node = self.pipeline.sources[split.source]
+            rows = read_split(node, split.split)
+            yield from source_chunks(self.pipeline, node, rows, split.index, as_it_is)

@@ -19,21 +19,21 @@ def load_pipeline(target: str) -> Pipeline:
     Raises:
         InputError: the target is not a pipeline, or its module cannot be imported.
     """
-    found = _named(
+    pipeline = _named(
         target,
         "a pipeline is named MODULE:PIPELINE or path/to/file.py:PIPELINE",
         "name a Pipeline, or a function without arguments that returns one",
         lambda module: {"pipelines": _pipelines_in(module) or "none"},
     )
-    if callable(found) and not isinstance(found, Pipeline):
-        found = _called(found, target)
-    if not isinstance(found, Pipeline):
+    if callable(pipeline) and not isinstance(pipeline, Pipeline):
+        pipeline = _called(pipeline, target)
+    if not isinstance(pipeline, Pipeline):
         raise InputError(
-            f"it is of type {type(found).__name__}, not a Pipeline",
+            f"it is of type {type(pipeline).__name__}, not a Pipeline",
             given=target,
             next_step="name a Pipeline, or a function without arguments that returns one",
         )
-    return found
+    return pipeline
 
 
 def call_function(function: Callable[..., Any], target: str, *given: Any) -> Any:
@@ -58,16 +58,16 @@ def load_function(target: str) -> Callable[..., Any]:
         InputError: there is no such function, or its module cannot be imported.
     """
     next_step = "name a function"
-    found = _named(
+    function = _named(
         target, "a function is named MODULE:FUNCTION or path/to/file.py:FUNCTION", next_step
     )
-    if not callable(found):
+    if not callable(function):
         raise InputError(
-            f"it is of type {type(found).__name__}, not a function",
+            f"it is of type {type(function).__name__}, not a function",
             given=target,
             next_step=next_step,
         )
-    return found
+    return function
 
 
 def _named(
@@ -88,26 +88,26 @@ def _named(
     where, _, attribute = target.rpartition(":")
     if not where or not attribute:
         raise InputError(form, given=target)
-    found: object = _import(where)
+    value: object = _import(where)
     for name in attribute.split("."):
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             raise InputError(
-                f"there is no {name!r} in it", given=target, next_step=next_step, **listed(found)
+                f"there is no {name!r} in it", given=target, next_step=next_step, **listed(value)
             )
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def _pipelines_in(module: object) -> str:
-    return ", ".join(name for name, one in vars(module).items() if _gives_pipeline(one))
+    return ", ".join(name for name, value in vars(module).items() if _gives_pipeline(value))
 
 
 def _gives_pipeline(one: object) -> bool:
     if not inspect.isfunction(one):
         return isinstance(one, Pipeline)
     signature = inspect.signature(one)
-    given = all(p.default is not p.empty for p in signature.parameters.values())
-    return given and signature.return_annotation in (Pipeline, "Pipeline")
+    optional = all(p.default is not p.empty for p in signature.parameters.values())
+    return optional and signature.return_annotation in (Pipeline, "Pipeline")
 
 
 def _called(function: Callable[..., Any], target: str) -> object:

@@ -46,14 +46,14 @@ class MergedFiles:
 
     def take_over(self, operators: Sequence[OperatorCheckpoint]) -> TakenOver:
         """Replace files in the lists by the files into which maintenance has merged them."""
-        found = self.backend.compaction_records()
-        known = adoptable(operators, filter(None, found.values()), self.since)
-        outputs = list(dict.fromkeys(path for merged in known for path in merged.output_paths))
-        there = concurrently(self.store.head, outputs)
-        missing = {path for path, info in zip(outputs, there, strict=True) if info is None}
-        whole = [merged for merged in known if not missing & set(merged.output_paths)]
+        records = self.backend.compaction_records()
+        merges = adoptable(operators, filter(None, records.values()), self.since)
+        outputs = list(dict.fromkeys(path for merge in merges for path in merge.output_paths))
+        heads = concurrently(self.store.head, outputs)
+        missing = {path for path, info in zip(outputs, heads, strict=True) if info is None}
+        whole = [merge for merge in merges if not missing & set(merge.output_paths)]
         return TakenOver(
-            apply_merges(operators, whole), [path for path, record in found.items() if record]
+            apply_merges(operators, whole), [path for path, record in records.items() if record]
         )
 
     def forget_records(self, taken: TakenOver) -> None:

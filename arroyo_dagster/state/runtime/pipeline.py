@@ -208,7 +208,7 @@ class Pipeline:
         if not inputs:
             raise InputError("an operator takes at least one stream", operator=operator_id)
         registered(operator)
-        edges = tuple(self._edge(name, at, stream) for at, stream in enumerate(inputs))
+        edges = tuple(self._edge(name, index, stream) for index, stream in enumerate(inputs))
         level = max(self._level_behind(edge) for edge in edges)
         if any(edge.keys is None and self._level_behind(edge) != level for edge in edges):
             raise InputError(

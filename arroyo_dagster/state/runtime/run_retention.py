@@ -37,8 +37,8 @@ class RunRetention:
             ConflictError: a newer run was started.
         """
         # Retry at once only after the first failure: a lasting one must not slow every epoch.
-        again = self._failed_in_a_row == 1
-        due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop or again
+        retries = self._failed_in_a_row == 1
+        due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop or retries
         if self._pipeline.keep_epochs is None or not due or plan.min_epoch <= 1:
             return
         try:

@@ -69,10 +69,10 @@ class SourceState:
         self, plan: EpochPlan, offset: Offset, watermark_micros: int | None
     ) -> SubtaskCheckpoint:
         """Write the source's offset and watermark after an epoch."""
-        known = self._offsets.get_all()
+        stored = self._offsets.get_all()
         now = {name: json.dumps(value, sort_keys=True) for name, value in offset.items()}
-        self._offsets.remove_many([name for name in known if name not in now])
-        self._offsets.insert_many(pair for pair in now.items() if known.get(pair[0]) != pair[1])
+        self._offsets.remove_many([name for name in stored if name not in now])
+        self._offsets.insert_many(pair for pair in now.items() if stored.get(pair[0]) != pair[1])
         if watermark_micros is not None and watermark_micros != self.watermark_micros:
             self._watermarks.insert(0, SourceWatermark(watermark_micros))
         return self._manager.checkpoint(

@@ -68,20 +68,20 @@ class StartChecks:
         """Return the error of an unrestorable newest epoch, with the command to roll back."""
         command = f"arroyo-state rollback {self.pipeline.paths.root}"
         step = f"restore the object, or go back to an older epoch: `{command}` lists them"
-        found = type(error)(error.message, next_step=step, retryable=error.retryable)
-        found.facts = error.facts
-        return found
+        damage = type(error)(error.message, next_step=step, retryable=error.retryable)
+        damage.facts = error.facts
+        return damage
 
     def _check_layout(self) -> None:
         other = self.pipeline.other_layout
         try:
-            there = StateBackend(self.store, other).every_epoch()
+            epochs = StateBackend(self.store, other).every_epoch()
         except NotFoundError:
             return
-        if there:
+        if epochs:
             raise InputError(
                 f"the job's state is stored in the {other.layout.value} layout, up to epoch "
-                f"{there[-1]}: this run would start without it",
+                f"{epochs[-1]}: this run would start without it",
                 job=other.root,
                 next_step="give the pipeline that layout, or another name",
             )

@@ -66,8 +66,8 @@ def advanced(
     for name, node in pipeline.sources.items():
         reached = latest.get(name)
         mark = None if reached is None else max(0, reached - node.lateness_micros)
-        known = [value for value in (before.get(name), mark) if value is not None]
-        after[name] = max(known, default=None)
+        marks = [value for value in (before.get(name), mark) if value is not None]
+        after[name] = max(marks, default=None)
     return after
 
 
@@ -76,8 +76,8 @@ def watermark_of(
 ) -> int | None:
     """Return an operator's watermark: the smallest of its sources'; None while one has none."""
     values = [marks[name] for name in pipeline.sources_of(node)]
-    known = [value for value in values if value is not None]
-    return min(known) if len(known) == len(values) else None
+    present = [value for value in values if value is not None]
+    return min(present) if len(present) == len(values) else None
 
 
 class OperatorSubtask:
@@ -188,10 +188,10 @@ class OperatorSubtask:
         if plan.then_stop:
             self._operator.on_close(self._ctx)
         alarms = [timers.next_alarm_micros() for timers in self._manager.all_timers().values()]
-        known = [alarm for alarm in alarms if alarm is not None]
+        times = [alarm for alarm in alarms if alarm is not None]
         return replace(
             done,
-            next_alarm_micros=min(known, default=None),
+            next_alarm_micros=min(times, default=None),
             epoch_report=self._operator.epoch_report(),
         )
 

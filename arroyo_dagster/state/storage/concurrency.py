@@ -47,8 +47,8 @@ def ahead(call: Callable[[_A], _B], items: Iterable[_A]) -> Iterator[_B]:
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for one in waiting:
-                one.cancel()
+            for future in waiting:
+                future.cancel()
 
 
 def read_ahead(
@@ -93,13 +93,13 @@ def in_background(items: Iterator[_A]) -> Generator[_A, None, None]:
     Raises:
         Exception: the error of the iterator `items`.
     """
-    made: queue.Queue[_A | _Ended] = queue.Queue(2)
+    results: queue.Queue[_A | _Ended] = queue.Queue(2)
     stopped = threading.Event()
 
     def put(item: _A | _Ended) -> None:
         while not stopped.is_set():
             with suppress(queue.Full):
-                made.put(item, timeout=0.1)
+                results.put(item, timeout=0.1)
                 break
 
     def make() -> None:
@@ -120,7 +120,7 @@ def in_background(items: Iterator[_A]) -> Generator[_A, None, None]:
     thread = threading.Thread(target=make, name="arroyo-background", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := made.get(), _Ended):
+        while not isinstance(item := results.get(), _Ended):
             yield item
         if item.error is not None:
             raise item.error

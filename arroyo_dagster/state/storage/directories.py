@@ -66,16 +66,16 @@ class Directories:
             FileNotFoundError, NotADirectoryError: there is no such directory.
             InputError: a part of the path, which the error names, is a symbolic link.
         """
-        wanted = directory.split("/") if directory else []
-        known = 0
+        names = directory.split("/") if directory else []
+        depth = 0
         while (
-            known < len(self._names) and self._names[known : known + 1] == wanted[known : known + 1]
+            depth < len(self._names) and self._names[depth : depth + 1] == names[depth : depth + 1]
         ):
-            known += 1
-        self._leave(known + 1)
+            depth += 1
+        self._leave(depth + 1)
         if not self._handles:
             self._enter_root(create)
-        for name in wanted[known:]:
+        for name in names[depth:]:
             self._enter(name, create)
         self._opened = directory
         return self._handles[-1]

@@ -166,14 +166,14 @@ def delete_step(reason: str, url: str, path: StatePath) -> str:
         reason: as the store reported it.
         path: an object that was not deleted.
     """
-    again = "run it again: the objects that refer to them still exist"
+    rerun = "run it again: the objects that refer to them still exist"
     if not re.search(r"permission denied|AccessDenied", reason):
-        return again
+        return rerun
     folder = f"{url.removeprefix('file://').rstrip('/')}/{path.parent or ''}".rstrip("/")
     rights = {"file:": f"write permission on the directory {folder}", **_DELETE_RIGHTS}
-    known = (right for scheme, right in rights.items() if url.startswith(scheme))
-    right = next(known, "the right to delete objects below this URL")
-    return f"give these credentials {right}, then {again}"
+    matching = (right for scheme, right in rights.items() if url.startswith(scheme))
+    right = next(matching, "the right to delete objects below this URL")
+    return f"give these credentials {right}, then {rerun}"
 
 
 def lasts(reason: str) -> bool:
@@ -190,7 +190,7 @@ def means_no_bucket(error: Exception) -> bool:
 def understood(error: Exception) -> Failure:
     """Classify an error: the reason, whether it is retryable, and the next step."""
     status, code = _answer(error)
-    said = " ".join(f"{status or ''} {code or ''}".split())
+    answer = " ".join(f"{status or ''} {code or ''}".split())
     text = _short(error)
     kind = type(error).__name__
     if "Credentials" in kind or (status in (None, 403) and _NO_KEYS.search(str(error))):
@@ -199,8 +199,8 @@ def understood(error: Exception) -> Failure:
         )
     if status is None and code is None:
         return _unanswered(error, text)
-    known = _answered(status or 0, code or "", f"{said}: {text}")
-    reason, retryable, step = known
+    failure = _answered(status or 0, code or "", f"{answer}: {text}")
+    reason, retryable, step = failure
     return Failure(reason=reason, retryable=retryable, next_step=step, status=status, code=code)
 
 
@@ -257,9 +257,9 @@ def _answer(error: BaseException | None) -> tuple[int | None, str | None]:
             if isinstance(status, int) and 100 <= status < 600:
                 code = getattr(error, "error_code", None)
                 return status, str(code) if code else None
-        found, coded = _STATUS.search(str(error)), _CODE.search(str(error))
-        if found or coded:
-            status = int(found[1]) if found else None
+        numbered, coded = _STATUS.search(str(error)), _CODE.search(str(error))
+        if numbered or coded:
+            status = int(numbered[1]) if numbered else None
             return status, (coded[1] or coded[2]) if coded else None
         error = error.__cause__
     return None, None

@@ -185,10 +185,10 @@ class LocalDiskStore:
         """Describe the object; see `ObjectStore.head`."""
         with translated(self.url, path):
             try:
-                found = os.stat(self._file(path))
+                info = os.stat(self._file(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return info_of_file(StatePath(path), found) if stat.S_ISREG(found.st_mode) else None
+        return info_of_file(StatePath(path), info) if stat.S_ISREG(info.st_mode) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`.
@@ -222,10 +222,10 @@ class LocalDiskStore:
         with Directories(self._root) as directories:
             try:
                 parent = directories.open(folder)
-                found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                info = os.stat(name, dir_fd=parent, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
                 return False
-        return stat.S_ISREG(found.st_mode)
+        return stat.S_ISREG(info.st_mode)
 
     def _sync(self, directory: int) -> None:
         if self._synced is not None:
@@ -269,10 +269,10 @@ class LocalDiskStore:
         try:
             os.link(staged, name, src_dir_fd=parent, dst_dir_fd=parent)
         except FileExistsError:
-            found = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            if stat.S_ISLNK(found):
+            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
                 raise link_refused(path) from None
-            if stat.S_ISDIR(found):
+            if stat.S_ISDIR(mode):
                 raise IsADirectoryError(errno.EISDIR, "directory", path) from None
             return False
         except OSError as error:
@@ -332,20 +332,20 @@ class LocalDiskStore:
 
     def _entries(self, handle: int, below: str) -> Sequence[tuple[str, os.DirEntry[str]]]:
         """Return the entries of a directory, directories with a `/`, in the order of full paths."""
-        with translated(self.url, below or None), os.scandir(handle) as found:
-            named = ((_entry_name(entry), entry) for entry in found)
+        with translated(self.url, below or None), os.scandir(handle) as entries:
+            named = ((_entry_name(entry), entry) for entry in entries)
             return sorted(((n, e) for n, e in named if n), key=operator.itemgetter(0))
 
     def _described(self, stored: str, entry: os.DirEntry[str]) -> tuple[ObjectInfo, ...]:
         """Describe one file; empty if it was deleted after it was listed."""
         with translated(self.url, stored):
             try:
-                found = entry.stat(follow_symlinks=False)
+                info = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 return ()
-            if stat.S_ISLNK(found.st_mode):
-                return (_link_info(stored, found.st_mtime_ns // 1000),)
-            return (info_of_file(listed_path(stored), found),)
+            if stat.S_ISLNK(info.st_mode):
+                return (_link_info(stored, info.st_mtime_ns // 1000),)
+            return (info_of_file(listed_path(stored), info),)
 
 
 def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
@@ -362,10 +362,10 @@ def remove_empty_directories(store: ObjectStore, prefix: StatePath) -> int:
 
 def local_disk(store: ObjectStore) -> LocalDiskStore | None:
     """Return the store on local disk behind wrappers; None if it is another."""
-    found: object = store
-    while not isinstance(found, LocalDiskStore) and found is not None:
-        found = getattr(found, "inner", None)
-    return found
+    inner: object = store
+    while not isinstance(inner, LocalDiskStore) and inner is not None:
+        inner = getattr(inner, "inner", None)
+    return inner
 
 
 def info_of_file(path: StatePath, found: os.stat_result) -> ObjectInfo:
@@ -416,22 +416,22 @@ def _keep_mode(staged: str, original: str | int, parent: int) -> None:
         original: a name in the directory `parent`, or an open file.
     """
     with contextlib.suppress(FileNotFoundError):
-        found = (
+        info = (
             os.fstat(original)
             if isinstance(original, int)
             else os.stat(original, dir_fd=parent, follow_symlinks=False)
         )
-        os.chmod(staged, stat.S_IMODE(found.st_mode), dir_fd=parent)
+        os.chmod(staged, stat.S_IMODE(info.st_mode), dir_fd=parent)
 
 
 def delete_error(directories: Directories, stored: str) -> str | None:
     folder, _, name = stored.rpartition("/")
     try:
         parent = directories.open(folder)
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
-        if stat.S_ISLNK(found.st_mode):
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISLNK(info.st_mode):
             raise link_refused(stored)
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(info.st_mode):
             os.unlink(name, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -444,8 +444,8 @@ def delete_error(directories: Directories, stored: str) -> str | None:
 
 def _prune(handle: int) -> int:
     removed = 0
-    with os.scandir(handle) as found:
-        names = [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+    with os.scandir(handle) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:
         # A directory with a new entry stays: only an empty one can be deleted.
         with contextlib.suppress(OSError, InputError):

@@ -110,8 +110,8 @@ class MemoryStore:
         below, after = stored_prefix(prefix), stored_start(start_after)
         with self._listed() as keys:
             first = max(bisect_left(keys, below), bisect_right(keys, after))
-            found = [self._root.objects[key][1] for key in keys[first : _end(keys, below)]]
-        yield from found
+            infos = [self._root.objects[key][1] for key in keys[first : _end(keys, below)]]
+        yield from infos
 
     def list_dir(self, prefix: str = "") -> Listing:
         """List one level; see `ObjectStore.list_dir`."""
@@ -120,22 +120,22 @@ class MemoryStore:
         objects: list[ObjectInfo] = []
         prefixes: list[StatePath] = []
         with self._listed() as keys:
-            at, end = bisect_left(keys, below), _end(keys, below)
-            while at < end:
-                info = self._root.objects[keys[at]][1]
-                slash = keys[at].find("/", len(below))
+            index, end = bisect_left(keys, below), _end(keys, below)
+            while index < end:
+                info = self._root.objects[keys[index]][1]
+                slash = keys[index].find("/", len(below))
                 if slash < 0:
                     objects.append(info)
-                    at += 1
+                    index += 1
                 else:
                     prefixes.append(StatePath("/".join(info.path.split("/")[:depth])))
-                    at = _end(keys, keys[at][: slash + 1])
+                    index = _end(keys, keys[index][: slash + 1])
         return Listing(objects=tuple(objects), prefixes=tuple(prefixes))
 
     def head(self, path: StatePath) -> ObjectInfo | None:
         """Describe the object; see `ObjectStore.head`."""
-        found = self._root.objects.get(encode_path(path))
-        return None if found is None else found[1]
+        entry = self._root.objects.get(encode_path(path))
+        return None if entry is None else entry[1]
 
     def keeps_versions(self) -> bool:
         """Whether replaced or deleted objects stay as older versions."""
@@ -151,10 +151,10 @@ class MemoryStore:
         return DeleteOutcome(deleted=tuple(keys))
 
     def _data(self, path: StatePath) -> bytes:
-        found = self._root.objects.get(encode_path(path))
-        if found is None:
+        entry = self._root.objects.get(encode_path(path))
+        if entry is None:
             raise NotFoundError("there is no such object", url=self.url, path=path)
-        return found[0]
+        return entry[0]
 
     def _write(self, key: str, path: StatePath, data: bytes) -> None:
         info = ObjectInfo(

@@ -183,8 +183,8 @@ def guarded(
     store: ObjectStore, url: CheckpointUrl, prefixes: Iterable[ReadOnlyPrefix]
 ) -> ObjectStore:
     """Return the store at `url`, refusing changes below those prefixes that concern it."""
-    found = [(prefix, below) for prefix in prefixes for below in prefix.below(url)]
-    return ReadOnly(store, found) if found else store
+    guards = [(prefix, below) for prefix in prefixes for below in prefix.below(url)]
+    return ReadOnly(store, guards) if guards else store
 
 
 def read_only_check(url: str) -> Callable[[str], bool]:
@@ -194,8 +194,8 @@ def read_only_check(url: str) -> Callable[[str], bool]:
         InputError: as `read_only_prefixes`.
     """
     parsed = parse_url(url)
-    found = [(prefix, below) for prefix in read_only_prefixes() for below in prefix.below(parsed)]
-    return lambda path: _first_above(found, path) is not None
+    guards = [(prefix, below) for prefix in read_only_prefixes() for below in prefix.below(parsed)]
+    return lambda path: _first_above(guards, path) is not None
 
 
 def _first_above(

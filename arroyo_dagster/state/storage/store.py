@@ -198,10 +198,10 @@ class RangeFile(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read up to `size` bytes; all remaining bytes if negative or None."""
         left = max(0, self._size_bytes - self._position)
-        wanted = left if size is None or size < 0 else min(size, left)
-        if not wanted:
+        length = left if size is None or size < 0 else min(size, left)
+        if not length:
             return b""
-        data = self._store.read_range(self._path, self._position, wanted)
+        data = self._store.read_range(self._path, self._position, length)
         self._position += len(data)
         return data
 
@@ -276,8 +276,8 @@ def read_many(
         Exception: the first error in the order of `paths`; reads that have not started are
             skipped.
     """
-    wanted = list(dict.fromkeys(paths))
-    if len(wanted) < 2 or concurrency < 2:
-        return {path: store.read(path) for path in wanted}
-    with ThreadPoolExecutor(min(concurrency, len(wanted)), "arroyo-read") as pool:
-        return dict(zip(wanted, pool.map(store.read, wanted), strict=True))
+    distinct = list(dict.fromkeys(paths))
+    if len(distinct) < 2 or concurrency < 2:
+        return {path: store.read(path) for path in distinct}
+    with ThreadPoolExecutor(min(concurrency, len(distinct)), "arroyo-read") as pool:
+        return dict(zip(distinct, pool.map(store.read, distinct), strict=True))

@@ -19,11 +19,11 @@ def keeps_versions(store: ObjectStore) -> tuple[bool | None, str]:
     while ask is None and (inner := getattr(inner, "inner", None)) is not None:
         ask = getattr(inner, "keeps_versions", None)
     try:
-        found = None if ask is None else ask()
+        answer = None if ask is None else ask()
         reason = "this store is not asked"
     except StorageError as error:
-        found, reason = None, error.message
-    if found is None:
+        answer, reason = None, error.message
+    if answer is None:
         return None, f"whether the bucket keeps versions is not known ({reason})"
     kept = "the bucket keeps versions of replaced and deleted objects, which were not searched"
-    return found, kept if found else "the store keeps no versions"
+    return answer, kept if answer else "the store keeps no versions"

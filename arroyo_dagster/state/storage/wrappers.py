@@ -61,10 +61,10 @@ class Wrapper:
 
     def open_input(self, path: StatePath) -> BinaryIO:
         """Open the object for random access; each of its reads is a `read_range` of this store."""
-        found = self.head(path)
-        if found is None:
+        info = self.head(path)
+        if info is None:
             raise NotFoundError("there is no such object", url=self.url, path=path)
-        return open_by_ranges(self, path, found.size_bytes)
+        return open_by_ranges(self, path, info.size_bytes)
 
     def put(self, path: StatePath, data: bytes) -> None:
         """Write the object and replace an older one; see `ObjectStore.put`."""
@@ -95,8 +95,8 @@ class Wrapper:
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects; see `ObjectStore.delete_many`."""
         doomed = tuple(paths)
-        shown = doomed[0] if doomed else ""
-        return self._call("delete_many", shown, lambda: self.inner.delete_many(doomed))
+        first_path = doomed[0] if doomed else ""
+        return self._call("delete_many", first_path, lambda: self.inner.delete_many(doomed))
 
     def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
         return action()
@@ -180,10 +180,10 @@ class Overlaid(Wrapper):
 
     def head(self, path: StatePath) -> ObjectInfo | None:
         """Describe the object; see `ObjectStore.head`."""
-        found = self.inner.head(path)
-        if found is None or path not in self._objects:
-            return found
-        return replace(found, size_bytes=len(self._objects[path]), etag=None)
+        info = self.inner.head(path)
+        if info is None or path not in self._objects:
+            return info
+        return replace(info, size_bytes=len(self._objects[path]), etag=None)
 
     def open_input(self, path: StatePath) -> BinaryIO:
         """Open the object for random access, as the wrapped store does."""
@@ -231,15 +231,15 @@ class Extended(Scratch):
         below = f"{prefix}/" if prefix else ""
         mine = [self._info(path) for path in self._objects if path.startswith(below)]
         theirs = self.inner.list(prefix, start_after=start_after)
-        found = [*(one for one in theirs if one.path not in self._objects), *mine]
-        kept = (one for one in found if start_after is None or one.path > start_after)
-        yield from sorted(kept, key=lambda one: one.path)
+        infos = [*(info for info in theirs if info.path not in self._objects), *mine]
+        kept = (info for info in infos if start_after is None or info.path > start_after)
+        yield from sorted(kept, key=lambda info: info.path)
 
     def list_dir(self, prefix: str = "") -> Listing:
         """List one level; see `ObjectStore.list_dir`."""
         below = f"{prefix}/" if prefix else ""
-        found = self.inner.list_dir(prefix)
-        theirs = [one for one in found.objects if one.path not in self._objects]
+        level = self.inner.list_dir(prefix)
+        theirs = [info for info in level.objects if info.path not in self._objects]
         mine = [path for path in self._objects if path.startswith(below)]
         rest = [path[len(below) :] for path in mine]
         directories = {StatePath(below + name.split("/")[0]) for name in rest if "/" in name}
@@ -247,14 +247,14 @@ class Extended(Scratch):
             self._info(path) for path, name in zip(mine, rest, strict=True) if "/" not in name
         ]
         return Listing(
-            objects=tuple(sorted((*theirs, *objects), key=lambda one: one.path)),
-            prefixes=tuple(sorted({*found.prefixes, *directories})),
+            objects=tuple(sorted((*theirs, *objects), key=lambda info: info.path)),
+            prefixes=tuple(sorted({*level.prefixes, *directories})),
         )
 
     def _info(self, path: StatePath) -> ObjectInfo:
-        found = self.head(path)
-        assert found is not None
-        return found
+        info = self.head(path)
+        assert info is not None
+        return info
 
 
 class Counting(Wrapper):

@@ -62,8 +62,8 @@ def delete_write_remains(store: ObjectStore, names: Iterable[str]) -> dict[str, 
 
 
 def _remains_below(handle: int, below: str) -> Iterator[ObjectInfo]:
-    with os.scandir(handle) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    with os.scandir(handle) as listing:
+        entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             with contextlib.suppress(FileNotFoundError, NotFoundError, InputError):

@@ -55,19 +55,19 @@ def aggregated(
     try:
         rows = pa.table({"key": keys, "value": _summable(values) if kernel == "sum" else values})
         # One thread: sums of floats depend on the order, and both runtimes have equal tables.
-        found = rows.group_by("key", use_threads=False).aggregate([("value", kernel)])
+        groups = rows.group_by("key", use_threads=False).aggregate([("value", kernel)])
     except (pa.ArrowException, OverflowError) as error:
         raise InputError(
             f"values of type {values.type} cannot be combined ({error})", table=table, how=how
         ) from error
-    column = found[f"value_{kernel}"]
+    column = groups[f"value_{kernel}"]
     if column.null_count:
-        found = found.filter(column.is_valid())
-        column = found[f"value_{kernel}"]
-    given = column.to_pylist()
+        groups = groups.filter(column.is_valid())
+        column = groups[f"value_{kernel}"]
+    results = column.to_pylist()
     if pa.types.is_decimal(column.type) and not pa.types.is_decimal(values.type):
-        given = [int(value) for value in given]
-    return found["key"].combine_chunks(), given
+        results = [int(value) for value in results]
+    return groups["key"].combine_chunks(), results
 
 
 def combine(how: Aggregate) -> Callable[[Any, Any], Any]:

@@ -52,7 +52,7 @@ class Comparison:
             raise InputError(
                 f"columns are not compared with {relation!r}",
                 column=column,
-                next_step=f"use one of: {', '.join(one.value for one in Relation)}",
+                next_step=f"use one of: {', '.join(kind.value for kind in Relation)}",
             ) from None
         if kind in (Relation.IS_NULL, Relation.NOT_NULL):
             return cls(column, kind)
@@ -82,8 +82,8 @@ class ColumnFilter:
         if self.relation is Relation.NOT_NULL:
             return pc.is_valid(column)
         if self.relation is Relation.IN:
-            wanted = pa.array([value.as_py() for value in self.values], column.type)
-            return pc.is_in(column, value_set=wanted, skip_nulls=True)
+            value_set = pa.array([value.as_py() for value in self.values], column.type)
+            return pc.is_in(column, value_set=value_set, skip_nulls=True)
         return pc.fill_null(_FUNCTIONS[self.relation](column, self.values[0]), False)
 
     def bounds(self) -> tuple[int | bytes | None, int | bytes | None] | None:
@@ -111,8 +111,8 @@ _FUNCTIONS = {
 
 def filter_rows(rows: pa.Table, filters: Sequence[ColumnFilter]) -> pa.Table:
     """Return the rows that match all filters, in their order."""
-    for one in filters if rows.num_rows else ():
-        rows = rows.filter(one.mask(rows))
+    for condition in filters if rows.num_rows else ():
+        rows = rows.filter(condition.mask(rows))
     return rows
 
 

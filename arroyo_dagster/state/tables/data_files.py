@@ -52,11 +52,11 @@ class FooterCache:
     def open(self, path: StatePath) -> DataFile:
         """Open a data file as `open_data_file`, without a request if its footer is known."""
         with self._lock:
-            known = self._footers.get(path)
-            if known is not None:
+            footer = self._footers.get(path)
+            if footer is not None:
                 self._footers.move_to_end(path)
-        if known is not None:
-            return DataFile(open_by_ranges(self._store, path, known.size_bytes), path, known)
+        if footer is not None:
+            return DataFile(open_by_ranges(self._store, path, footer.size_bytes), path, footer)
         data = open_data_file(self._store, path)
         if data.size_bytes > WHOLE_BYTES:
             with self._lock:

@@ -123,9 +123,9 @@ class ExpiringTimeKeyTable:
     def _request(
         self, keys: KeyRange, columns: Sequence[int] | None, cutoff_micros: int, batches: bool
     ) -> ReadRequest:
-        wanted = range(len(self.memory_schema)) if columns is None else columns
+        indexes = range(len(self.memory_schema)) if columns is None else columns
         return ReadRequest(
-            keys=keys, columns=tuple(wanted), cutoff_micros=cutoff_micros, batches=batches
+            keys=keys, columns=tuple(indexes), cutoff_micros=cutoff_micros, batches=batches
         )
 
     def load(
@@ -141,8 +141,8 @@ class ExpiringTimeKeyTable:
         All row generations are included: see `tables.generational`.
         """
         everything = tuple(range(len(self.memory_schema)))
-        wanted = everything if columns is None else tuple(columns)
-        needed = tuple(sorted({*wanted, self.timestamp_index}))
+        indexes = everything if columns is None else tuple(columns)
+        needed = tuple(sorted({*indexes, self.timestamp_index}))
         parts = self.read(files, keys, columns=needed, cutoff_micros=cutoff_micros)
         if needed != everything and not all(part.inserts_only for part in parts):
             needed = everything  # a delete compares the key, or every column
@@ -150,7 +150,7 @@ class ExpiringTimeKeyTable:
         live = LiveRows(self.form.only(needed))
         live.replay(parts)
         live.evict(cutoff_micros)
-        return live.rows().select([needed.index(at) for at in wanted])
+        return live.rows().select([needed.index(index) for index in indexes])
 
     def checkpoint(self, files: EpochFiles) -> ExpiringTimeKeyTableCheckpointer:
         """Open a checkpointer for the changes until the barrier of `files.epoch`."""

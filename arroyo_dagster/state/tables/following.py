@@ -83,7 +83,7 @@ class Following:
             # From the first unknown file on, including own ones: if two subtasks wrote one key, the
             # later file in the list wins here as it does at a restore.
             fresh = (
-                at for at, path in enumerate(listed) if path not in self._loaded.read_files[name]
+                i for i, path in enumerate(listed) if path not in self._loaded.read_files[name]
             )
             view.follow(listed[next(fresh, len(listed)) :])
         self._loaded.read_files[name] = set(listed)

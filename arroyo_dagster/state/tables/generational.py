@@ -165,7 +165,7 @@ class Newest:
         return rows, KeyIndex(self._keys(rows), np.concatenate(self._hashes), order)
 
     def _keys(self, rows: pa.Table) -> list[pa.ChunkedArray]:
-        return [rows.column(at) for at in self._layout.keys]
+        return [rows.column(index) for index in self._layout.keys]
 
     def _newest_at(self, rows: pa.Table) -> npt.NDArray[np.int64]:
         if can_index([key.type for key in self._keys(rows)]):
@@ -244,12 +244,12 @@ def _of_keys(rows: pa.Table, layout: RowLayout, keys: Sequence[pa.ChunkedArray])
     """Return the rows whose routing key is among `keys`; without key columns all rows."""
     if not layout.routing:
         return rows
-    both = [
-        pa.chunked_array([*known.chunks, *rows.column(index).cast(known.type).chunks], known.type)
-        for known, index in zip(keys, layout.routing, strict=True)
+    columns = [
+        pa.chunked_array([*key.chunks, *rows.column(index).cast(key.type).chunks], key.type)
+        for key, index in zip(keys, layout.routing, strict=True)
     ]
     known_rows = len(keys[0])
-    codes = group_codes(both, known_rows + rows.num_rows)
+    codes = group_codes(columns, known_rows + rows.num_rows)
     return rows.filter(pa.array(np.isin(codes[known_rows:], codes[:known_rows])))
 
 

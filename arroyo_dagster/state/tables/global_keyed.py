@@ -385,12 +385,12 @@ class GlobalKeyedView(Generic[K, V]):
             InputError: keys or values are not of the table's types, or cannot be combined; nothing
                 changed.
         """
-        found, given = aggregated(keys, values, how, self._name)
-        names: list[Any] = found.to_pylist()
-        both = combine(how)
+        merged_keys, merged = aggregated(keys, values, how, self._name)
+        names: list[Any] = merged_keys.to_pylist()
+        combined = combine(how)
         changed: dict[K, V] = {}
-        for key, old, new in zip(names, self.get_many(names), given, strict=True):
-            value = new if old is None else both(old, new)
+        for key, old, new in zip(names, self.get_many(names), merged, strict=True):
+            value = new if old is None else combined(old, new)
             if old is None or value != old:
                 changed[key] = value
         self.insert_columns(list(changed), list(changed.values()))
@@ -404,17 +404,17 @@ class GlobalKeyedView(Generic[K, V]):
         """Remove many keys; return how many existed."""
         self._catch_up()
         entries = self._entries
-        gone = [
+        removed = [
             key
             for key in dict.fromkeys(self._keys.encode_many(list(keys)))
             if key in entries.decoded or key in entries.encoded
         ]
-        if gone:
-            self._send(TableChange(self._name, KeyedData([(key, None) for key in gone])))
-        for key in gone:
+        if removed:
+            self._send(TableChange(self._name, KeyedData([(key, None) for key in removed])))
+        for key in removed:
             entries.decoded.pop(key, None)
             entries.encoded.pop(key, None)
-        return len(gone)
+        return len(removed)
 
     def take(self, key: K) -> V | None:
         """Remove `key` and return its value; None if it did not exist."""
@@ -463,13 +463,13 @@ class GlobalKeyedView(Generic[K, V]):
 
     def _migrated(self, file: GlobalKeyedFile) -> Sequence[bytes]:
         assert file.values is not None
-        wanted = self._table.config.state_version
-        if file.version == wanted or not file.values:
+        version = self._table.config.state_version
+        if file.version == version or not file.values:
             return file.values
         if not is_migratable(self._value_class):
-            if wanted == 0:
+            if version == 0:
                 return file.values  # a plain view ignores the version, as Arroyo's does
-            raise _unsupported(file, wanted, self._name)
+            raise _unsupported(file, version, self._name)
         steps = _steps(self._value_class, file, self._name)
         values: list[Any] = codec_for(steps[0]).decode_many(list(file.values))
         for step in steps[1:]:

@@ -125,16 +125,16 @@ def first_entries(store: ObjectStore, files: Sequence[StatePath], limit: int) ->
         FormatError, NotFoundError: as `open_keyed_files`.
     """
     live = _live_keys(store, files)
-    shown = live.rows[:limit]
+    first_rows = live.rows[:limit]
     values: dict[int, tuple[int, bytes]] = {}
     for path, (start, end) in zip(files, itertools.pairwise(live.starts), strict=True):
-        here = np.sort(shown[(shown >= start) & (shown < end)])
-        if len(here):
-            values.update(zip(here.tolist(), _values(store, path, here - start), strict=True))
-    names = live.keys.take(pa.array(shown)).to_pylist()
+        in_file = np.sort(first_rows[(first_rows >= start) & (first_rows < end)])
+        if len(in_file):
+            values.update(zip(in_file.tolist(), _values(store, path, in_file - start), strict=True))
+    names = live.keys.take(pa.array(first_rows)).to_pylist()
     return Entries(
         count=len(live.rows),
-        first={key: values[row] for key, row in zip(names, shown.tolist(), strict=True)},
+        first={key: values[row] for key, row in zip(names, first_rows.tolist(), strict=True)},
     )
 
 
@@ -149,18 +149,18 @@ def stream_entries(
         FormatError, NotFoundError: as `open_keyed_files`.
     """
     live = _live_keys(store, files)
-    wanted = np.zeros(int(live.starts[-1]), bool)
-    wanted[live.rows] = True
+    keep = np.zeros(int(live.starts[-1]), bool)
+    keep[live.rows] = True
     pairs = zip(files, itertools.pairwise(live.starts), strict=True)
-    needed = [(path, wanted[start:end]) for path, (start, end) in pairs if wanted[start:end].any()]
+    needed = [(path, keep[start:end]) for path, (start, end) in pairs if keep[start:end].any()]
     opened = ahead(lambda path: open_keyed_file(store, path), [path for path, _ in needed])
     for file, (_, mask) in zip(opened, needed, strict=True):
         with closing(file.data):
             before = 0
             for keys, values in file.entries():
-                here = pa.array(mask[before : before + len(keys)])
+                mask_here = pa.array(mask[before : before + len(keys)])
                 before += len(keys)
-                yield keys.filter(here), values.filter(here)
+                yield keys.filter(mask_here), values.filter(mask_here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +195,16 @@ def _live_keys(store: ObjectStore, files: Sequence[StatePath]) -> _LiveKeys:
 def _values(store: ObjectStore, path: StatePath, rows: EntryPlaces) -> list[tuple[int, bytes]]:
     """Read the values of some rows of a file, in ascending order, each with its state version."""
     file = open_keyed_file(store, path)
-    found: list[bytes] = []
+    values: list[bytes] = []
     before = 0
     with closing(file.data):
         for part in file.seconds():
-            here = rows[(rows >= before) & (rows < before + len(part))] - before
-            found += part.take(pa.array(here)).to_pylist()
+            indexes = rows[(rows >= before) & (rows < before + len(part))] - before
+            values += part.take(pa.array(indexes)).to_pylist()
             before += len(part)
-            if len(found) == len(rows):
+            if len(values) == len(rows):
                 break
-    return [(file.version, value) for value in found]
+    return [(file.version, value) for value in values]
 
 
 def _last_rows(keys: pa.ChunkedArray) -> EntryPlaces:
@@ -221,8 +221,8 @@ def _grouped(keys: pa.ChunkedArray) -> tuple[EntryPlaces, EntryPlaces]:
     order = np.argsort(hashes, kind="stable")
     same = np.zeros(len(order), bool)
     same[1:] = hashes[order[1:]] == hashes[order[:-1]]
-    again = np.flatnonzero(same)
-    pairs = (keys.take(pa.array(order[again - back])) for back in (0, 1))
+    repeats = np.flatnonzero(same)
+    pairs = (keys.take(pa.array(order[repeats - back])) for back in (0, 1))
     if not pc.all(pc.equal(*pairs), min_count=0).as_py():
         codes = group_codes([keys], len(keys))  # two keys have the same hash
         order = np.argsort(codes, kind="stable")
@@ -278,16 +278,16 @@ def keys_of_several(groups: Sequence[Sequence[KeyedFile]]) -> KeysOfSeveral | No
 
 def _differing(files: Sequence[tuple[int, KeyedFile]], codes: EntryPlaces, rows: Any) -> int:
     """Return how many of the keys in `rows` do not have the same value in all of their rows."""
-    known: dict[int, bytes] = {}
+    digests: dict[int, bytes] = {}
     differ: set[int] = set()
     row = 0
     for _, file in files:
         for part in file.seconds():
-            here = np.flatnonzero(rows[row : row + len(part)])
-            seconds = part.take(pa.array(here)).to_pylist()
-            for code, second in zip(codes[row + here].tolist(), seconds, strict=True):
-                said = blake2b(second, digest_size=_DIGEST_BYTES).digest()
-                if known.setdefault(code, said) != said:
+            indexes = np.flatnonzero(rows[row : row + len(part)])
+            seconds = part.take(pa.array(indexes)).to_pylist()
+            for code, second in zip(codes[row + indexes].tolist(), seconds, strict=True):
+                digest = blake2b(second, digest_size=_DIGEST_BYTES).digest()
+                if digests.setdefault(code, digest) != digest:
                     differ.add(code)
             row += len(part)
     return len(differ)

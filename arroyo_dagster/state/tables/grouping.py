@@ -84,10 +84,10 @@ def _list_codes(array: Any) -> Codes:
     """Number lists by the numbers of their elements, in order."""
     elements = _codes(array.values)
     offsets = array.offsets.to_numpy(zero_copy_only=False)
-    known: dict[bytes, int] = {}
+    code_of: dict[bytes, int] = {}
     return np.fromiter(
         (
-            known.setdefault(elements[start:end].tobytes(), len(known))
+            code_of.setdefault(elements[start:end].tobytes(), len(code_of))
             for start, end in itertools.pairwise(offsets)
         ),
         np.int64,

@@ -37,14 +37,14 @@ def hashes_of(columns: Sequence[Column]) -> Hashes:
     """Return a hash of each row; rows that are equal in all columns have the same hash."""
     import polars as pl  # takes a tenth of a second, which commands without such a table avoid
 
-    found: Hashes | None = None
+    hashes: Hashes | None = None
     for column in columns:
         series = pl.from_arrow(column)
         assert isinstance(series, pl.Series)
         mine = series.hash().to_numpy()
-        found = mine if found is None else found * _MIX + mine
-    assert found is not None
-    return found
+        hashes = mine if hashes is None else hashes * _MIX + mine
+    assert hashes is not None
+    return hashes
 
 
 class KeySet:
@@ -66,13 +66,13 @@ class KeySet:
     def contains(self, columns: Sequence[Column]) -> npt.NDArray[np.bool_]:
         """Return which rows may have a key of the set; false only for those that have none."""
         hashes = hashes_of(columns)
-        found = self._begins[self._first(hashes)]
-        near = np.flatnonzero(found)
+        mask = self._begins[self._first(hashes)]
+        near = np.flatnonzero(mask)
         if len(near):
-            wanted = hashes[near]
-            at = np.searchsorted(self._hashes, wanted)
-            found[near] = self._hashes[np.minimum(at, len(self._hashes) - 1)] == wanted
-        return found
+            near_hashes = hashes[near]
+            places = np.searchsorted(self._hashes, near_hashes)
+            mask[near] = self._hashes[np.minimum(places, len(self._hashes) - 1)] == near_hashes
+        return mask
 
     @staticmethod
     def _first(hashes: Hashes) -> Hashes:
@@ -113,28 +113,28 @@ class KeyIndex:
     def find(self, wanted: Sequence[Column]) -> RowPlaces:
         """Return the current row of each key; -1 where there is none."""
         words, rows = self._words, len(wanted[0])
-        found = np.full(rows, -1, np.int64)
+        current = np.full(rows, -1, np.int64)
         if not len(words) or not rows:
-            return found
+            return current
         hashes = self._cut(hashes_of(wanted))
-        at = np.searchsorted(words, hashes)
+        ranks = np.searchsorted(words, hashes)
         left = np.arange(rows)
         while len(left):
-            at = np.minimum(at, len(words) - 1)
-            same_hash = self._cut(words[at]) == hashes[left]
-            at, left = at[same_hash], left[same_hash]
-            places = self._row_of(words[at])
+            ranks = np.minimum(ranks, len(words) - 1)
+            same_hash = self._cut(words[ranks]) == hashes[left]
+            ranks, left = ranks[same_hash], left[same_hash]
+            places = self._row_of(words[ranks])
             same = self._equal(places, [column.take(pa.array(left)) for column in wanted])
-            found[left[same]] = places[same]
+            current[left[same]] = places[same]
             # Another key has the same hash: the wanted one may follow it.
-            at, left = at[~same] + 1, left[~same]
-            inside = at < len(words)
-            at, left = at[inside], left[inside]
-        return found
+            ranks, left = ranks[~same] + 1, left[~same]
+            inside = ranks < len(words)
+            ranks, left = ranks[inside], left[inside]
+        return current
 
     def _equal(self, places: RowPlaces, wanted: Sequence[Column]) -> npt.NDArray[np.bool_]:
-        at = pa.array(places)
-        return _all_equal([column.take(at) for column in self._columns], wanted)
+        rows = pa.array(places)
+        return _all_equal([column.take(rows) for column in self._columns], wanted)
 
     # ---- current rows ----------------------------------------------------------------------------
 
@@ -145,17 +145,17 @@ class KeyIndex:
         begins = np.ones(len(words), bool)
         begins[1:] = cut[1:] != cut[:-1]
         rows = self._row_of(words)
-        chosen = np.zeros(len(words), bool)
-        chosen[rows[begins]] = True
-        again = np.flatnonzero(~begins)
-        strangers = again[~self._pairs_equal(rows[again - 1], rows[again])]
+        is_newest = np.zeros(len(words), bool)
+        is_newest[rows[begins]] = True
+        followers = np.flatnonzero(~begins)
+        strangers = followers[~self._pairs_equal(rows[followers - 1], rows[followers])]
         if len(strangers):
             # Several keys share all hash bits that fit.
             groups = np.cumsum(begins)
             mixed = np.flatnonzero(np.isin(groups, groups[strangers]))
-            chosen[rows[mixed]] = False
-            chosen[self._firsts(rows[mixed], mixed)] = True
-        return np.flatnonzero(chosen)
+            is_newest[rows[mixed]] = False
+            is_newest[self._firsts(rows[mixed], mixed)] = True
+        return np.flatnonzero(is_newest)
 
     def _pairs_equal(self, first: RowPlaces, second: RowPlaces) -> npt.NDArray[np.bool_]:
         def taken(at: RowPlaces) -> list[Column]:
@@ -177,8 +177,8 @@ class KeyIndex:
 def _all_equal(first: Sequence[Column], second: Sequence[Column]) -> npt.NDArray[np.bool_]:
     """Return which rows are equal in all columns; a null equals nothing."""
     same = np.ones(len(first[0]), bool)
-    for one, other in zip(first, second, strict=True):
-        equal = pc.fill_null(pc.equal(one, other.cast(one.type)), False)
+    for column, other in zip(first, second, strict=True):
+        equal = pc.fill_null(pc.equal(column, other.cast(column.type)), False)
         whole = equal.combine_chunks() if isinstance(equal, pa.ChunkedArray) else equal
         same &= whole.to_numpy(zero_copy_only=False)
     return same

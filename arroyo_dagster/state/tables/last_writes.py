@@ -70,12 +70,12 @@ def _last_writes(
     *,
     exact: bool,
 ) -> LastWrites:
-    found, newest_first = LastWrites(exact=exact), files[::-1]
+    writes, newest_first = LastWrites(exact=exact), files[::-1]
     with closing(decoded_ahead(store, newest_first)) as decoded:
         for (path, _), pairs in zip(newest_first, decoded, strict=True):
-            found.add(pairs)
+            writes.add(pairs)
             on_file(path, len(pairs))
-    return found
+    return writes
 
 
 def decoded_ahead(
@@ -88,7 +88,7 @@ def decoded_ahead(
     """
     weighed = [(path, size or _UNKNOWN_BYTES) for path, size in files]
     data = read_ahead(store.read, weighed, _AHEAD_BYTES)
-    decoded = (decode_pairs(found, path) for (path, _), found in zip(files, data, strict=True))
+    decoded = (decode_pairs(content, path) for (path, _), content in zip(files, data, strict=True))
     little = sum(size for _, size in weighed) < _LITTLE_BYTES
     return decoded if little else in_background(decoded)
 
@@ -141,8 +141,8 @@ def decode_pairs(data: bytes, path: StatePath) -> CodedPairs:
 
 
 def _large(column: pa.ChunkedArray) -> pa.Array:
-    found = column.cast(pa.large_binary())  # the files together may exceed 2 GiB
-    return pa.concat_arrays([pa.array([], pa.large_binary()), *found.chunks])
+    values = column.cast(pa.large_binary())  # the files together may exceed 2 GiB
+    return pa.concat_arrays([pa.array([], pa.large_binary()), *values.chunks])
 
 
 class LastWrites:
@@ -168,17 +168,17 @@ class LastWrites:
         """
         codes = pairs.codes if self._ids is None else self._numbered(pairs.keys, self._ids)
         rows: _Places | None = None if pairs.ascending else _last_of_each(pairs.keys)
-        known = self._index.find(codes if rows is None else codes[rows])
-        seen, new = np.flatnonzero(known != _NONE), np.flatnonzero(known == _NONE)
-        places = known[seen]
+        indexed = self._index.find(codes if rows is None else codes[rows])
+        seen, new = np.flatnonzero(indexed != _NONE), np.flatnonzero(indexed == _NONE)
+        places = indexed[seen]
         if rows is not None:
             seen, new = rows[seen], rows[new]
         if not _same(pairs.keys, seen, self._keys.array(), places):
             raise SharedHash
         self._index.insert(codes[new])
-        taken = pa.array(new)
-        self._keys.extend(pairs.keys.take(taken))
-        self._seconds.extend(pairs.seconds.take(taken))
+        new_rows = pa.array(new)
+        self._keys.extend(pairs.keys.take(new_rows))
+        self._seconds.extend(pairs.seconds.take(new_rows))
         self._versions.append(np.full(len(new), pairs.version))
         self._digests[pairs.version == REMOVED] += pairs.digest(new)
 
@@ -208,11 +208,11 @@ class LastWrites:
         keys, seconds, versions = self.columns()
         if len(versions) and (versions == versions[0]).all():
             return {int(versions[0]): _ordered(keys, seconds)}
-        found = {}
+        by_version = {}
         for version in np.unique(versions).tolist():
             places = pa.array(np.flatnonzero(versions == version))
-            found[version] = _ordered(keys.take(places), seconds.take(places))
-        return found
+            by_version[version] = _ordered(keys.take(places), seconds.take(places))
+        return by_version
 
 
 def _ordered(keys: pa.Array, seconds: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -254,17 +254,17 @@ class _CodeIndex:
 
     def find(self, codes: _Codes) -> _Places:
         """Return the place of each hash, or -1."""
-        slots, found = self._slots(codes), np.empty(len(codes), np.int64)
+        slots, places = self._slots(codes), np.empty(len(codes), np.int64)
         missed = [np.zeros(0, np.int64)]
         for block in _blocks(len(codes)):
-            found[block], left = self._probe(slots[block], codes[block])
+            places[block], left = self._probe(slots[block], codes[block])
             missed.append(left + block.start)
         left = np.concatenate(missed)
         while len(left):
             slots[left] = self._next(slots[left])
-            found[left], again = self._probe(slots[left], codes[left])
-            left = left[again]
-        return found
+            places[left], missed_again = self._probe(slots[left], codes[left])
+            left = left[missed_again]
+        return places
 
     def _probe(self, slots: _Places, codes: _Codes) -> tuple[_Places, _Places]:
         """Return the place in each slot if it is that of the hash, else -1; and which slots hold
@@ -337,6 +337,6 @@ def _room(values: npt.NDArray[_Scalar], count: int) -> npt.NDArray[_Scalar]:
     """Return the same values with room for `count`, with spare room if they had to be copied."""
     if count <= len(values):
         return values
-    found: npt.NDArray[_Scalar] = np.empty(max(count, 2 * len(values)), values.dtype)
-    found[: len(values)] = values
-    return found
+    larger: npt.NDArray[_Scalar] = np.empty(max(count, 2 * len(values)), values.dtype)
+    larger[: len(values)] = values
+    return larger

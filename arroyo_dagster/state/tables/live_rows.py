@@ -50,8 +50,8 @@ class RowForm:
 
     def only(self, columns: Sequence[int]) -> RowForm:
         """Return the form of rows with some of the columns, which must include event time."""
-        schema = pa.schema([self.schema.field(at) for at in columns])
-        keys = tuple(columns.index(at) for at in self.key_indices if at in columns)
+        schema = pa.schema([self.schema.field(index) for index in columns])
+        keys = tuple(columns.index(index) for index in self.key_indices if index in columns)
         return RowForm(schema, len(schema), columns.index(self.timestamp_index), keys)
 
     def as_stored(self, file_schema: pa.Schema) -> RowForm:
@@ -76,12 +76,12 @@ class StoredRows:
     @property
     def deletes(self) -> int:
         """How many of the rows are not inserts."""
-        found = self.operations
-        if pa.types.is_dictionary(found.type):
-            if all(set(chunk.dictionary.to_pylist()) <= {INSERT} for chunk in found.chunks):
+        operations = self.operations
+        if pa.types.is_dictionary(operations.type):
+            if all(set(chunk.dictionary.to_pylist()) <= {INSERT} for chunk in operations.chunks):
                 return 0
-            found = found.cast(found.type.value_type)
-        return int(pc.sum(pc.not_equal(found, INSERT), min_count=0).as_py())
+            operations = operations.cast(operations.type.value_type)
+        return int(pc.sum(pc.not_equal(operations, INSERT), min_count=0).as_py())
 
     @property
     def inserts_only(self) -> bool:
@@ -140,17 +140,15 @@ class LiveRows:
         rows, indices = self.rows(), self._form.key_indices
         if not rows.num_rows:
             return
-        if not all(_is_exact(rows.column(at).type) for at in indices):
+        if not all(_is_exact(rows.column(index).type) for index in indices):
             for key in range(keys.num_rows):
-                scalars = [keys.column(at)[key] for at in indices]
+                scalars = [keys.column(index)[key] for index in indices]
                 self.remove(of_scalars(self.rows(), indices, scalars))
             return
-        both = [
-            pa.chunked_array([*keys.column(at).chunks, *rows.column(at).chunks]) for at in indices
-        ]
+        both = [pa.chunked_array([*keys.column(i).chunks, *rows.column(i).chunks]) for i in indices]
         codes = group_codes(both, keys.num_rows + rows.num_rows)
-        gone = np.isin(codes[keys.num_rows :], codes[: keys.num_rows])
-        self.remove(pa.chunked_array([pa.array(gone)]))
+        mask = np.isin(codes[keys.num_rows :], codes[: keys.num_rows])
+        self.remove(pa.chunked_array([pa.array(mask)]))
 
     def replay(self, stored: Sequence[StoredRows]) -> None:
         """Apply the rows of files, in replay order, to the present rows."""
@@ -166,7 +164,7 @@ class LiveRows:
             for operation in part.operations.to_pylist()
         ]
         start = 0
-        for kind, run in itertools.groupby(enumerate(operations), key=lambda one: type(one[1])):
+        for kind, run in itertools.groupby(enumerate(operations), key=lambda item: type(item[1])):
             deletes = [(index, operation) for index, operation in run if operation is not None]
             if not deletes:
                 continue
@@ -269,6 +267,7 @@ def equal_rows(rows: pa.Table, wanted: pa.Table, width: int) -> pa.ChunkedArray:
         # Nested columns have no vectorised equality: compare these rows one by one.
         row = [wanted.column(index)[0] for index in indices]
         same = [
-            all(rows.column(i)[at].equals(row[i]) for i in indices) for at in range(rows.num_rows)
+            all(rows.column(i)[row_number].equals(row[i]) for i in indices)
+            for row_number in range(rows.num_rows)
         ]
         return pa.chunked_array([pa.array(same, pa.bool_())])

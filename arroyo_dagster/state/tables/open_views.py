@@ -72,9 +72,9 @@ class OpenViews:
         self.time_views: dict[TableName, TimeView] = {}
         self.keyed_views: dict[TableName, KeyedView] = {}
         self._definitions = {
-            name: found
+            name: definition
             for name, config in configs.items()
-            if (found := KeyedDefinition.of(config)) is not None
+            if (definition := KeyedDefinition.of(config)) is not None
         }
 
     def global_keyed(
@@ -82,9 +82,9 @@ class OpenViews:
     ) -> GlobalKeyedView[Any, Any]:
         """Return the view as `TableManager.get_global_keyed_state`."""
         table = self._table(name, GlobalKeyedTable)
-        known = self.global_views.get(TableName(name))
-        if known is not None:
-            return known
+        opened = self.global_views.get(TableName(name))
+        if opened is not None:
+            return opened
         key = self._typed(name, "key", key, table.config.key_type)
         value = self._typed(name, "value", value, table.config.value_type)
         if is_migratable(value) and table.config.state_version != value.VERSION:
@@ -106,11 +106,11 @@ class OpenViews:
         """Return the view as `TableManager.get_uncached_key_value_view`."""
         table = self._rows_table(name)
         view = UncachedKeyValueView(table, self._send, self._task.key_range)
-        known = self.time_views.setdefault(TableName(name), view)
-        self._check_view(name, known, UncachedKeyValueView)
-        if known is view:
+        registered = self.time_views.setdefault(TableName(name), view)
+        self._check_view(name, registered, UncachedKeyValueView)
+        if registered is view:
             view.go_on_from(self._restore_from(name, table), self._cutoff(table))
-        return cast(UncachedKeyValueView, known)
+        return cast(UncachedKeyValueView, registered)
 
     def time_view(self, name: str, kind: type[_View]) -> _View:
         """Return the view of an expiring table that keeps its rows in memory.
@@ -119,10 +119,10 @@ class OpenViews:
             InputError: no such table, or it already has a view of another kind.
         """
         table = self._rows_table(name)
-        known = self.time_views.get(TableName(name))
-        if known is not None:
-            self._check_view(name, known, kind)
-            return cast(_View, known)
+        opened = self.time_views.get(TableName(name))
+        if opened is not None:
+            self._check_view(name, opened, kind)
+            return cast(_View, opened)
         view = kind(table, self._send)
         assert isinstance(view, ExpiringTimeKeyView)
         files, cutoff = self._restore_from(name, table), self._cutoff(table)
@@ -142,18 +142,18 @@ class OpenViews:
             raise InputError(
                 f"the operator has no table {name!r} of the form of {kind.__name__}",
                 operator=self._task.operator,
-                tables={known: one.form.value for known, one in self._definitions.items()},
+                tables={key: other.form.value for key, other in self._definitions.items()},
                 next_step="return keyed_state(…) or keyed_timers(…) from tables()",
             )
-        known = self.keyed_views.get(TableName(name))
-        if known is None:
+        view = self.keyed_views.get(TableName(name))
+        if view is None:
             table = self._table(name, ExpiringTimeKeyTable)
-            known = kind(table, definition)
+            view = kind(table, definition)
             files = self._restore_from(name, table)
-            known.replay(table.stream(files, self._task.key_range))
-            known.begin_epoch(self._loaded.clock_micros)
-            self.keyed_views[TableName(name)] = known
-        return cast(_Keyed, known)
+            view.replay(table.stream(files, self._task.key_range))
+            view.begin_epoch(self._loaded.clock_micros)
+            self.keyed_views[TableName(name)] = view
+        return cast(_Keyed, view)
 
     def timers(self) -> dict[TableName, Timers]:
         """Return all timers of the operator, in the order in which they were registered."""
@@ -233,7 +233,7 @@ class OpenViews:
                 f"the operator has no {'global keyed' if kind is GlobalKeyedTable else 'expiring'}"
                 f" table {name!r}",
                 operator=self._task.operator,
-                tables={known: config.kind.label for known, config in self._configs.items()},
+                tables={other: config.kind.label for other, config in self._configs.items()},
                 next_step="return its configuration from tables()",
             )
         return table

@@ -25,7 +25,7 @@ def as_stored(
         configs: as the operator registers them; `check_tables` has accepted them.
         restored: the operator at the epoch to continue from.
     """
-    found = dict(configs)
+    stored_configs = dict(configs)
     for name, stored in (restored.configs if restored else {}).items():
         now = configs.get(name)
         before = stored.config
@@ -35,8 +35,8 @@ def as_stored(
             now.config, ExpiringTimeKeyConfig
         ):
             changed = noted(before, now.config, Epoch(restored.epoch + 1))
-            found[name] = replace(now, config=changed)
-    return found
+            stored_configs[name] = replace(now, config=changed)
+    return stored_configs
 
 
 def check_tables(configs: Mapping[TableName, TableConfig], restored: OperatorCheckpoint) -> None:
@@ -88,15 +88,15 @@ def _changed(stored: TableConfig, config: TableConfig) -> str | None:
     before, now = stored.config, config.config
     if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
         memory_schema(before)  # raises an error if the stored schema is broken
-        forms = [KeyedDefinition.of(one) for one in (stored, config)]
+        forms = [KeyedDefinition.of(side) for side in (stored, config)]
         earlier, later = (form.form.value if form else "no keyed state" for form in forms)
         if earlier != later:
             return f"the table held {earlier}, and is now registered for {later}"
-        found = evolution(before, now)
-        if found.problems:
+        changes = evolution(before, now)
+        if changes.problems:
             return (
                 "the columns of the table cannot be read with the current schema: "
-                f"{found.problems[0]}"
+                f"{changes.problems[0]}"
             )
         return None
     if stored.state_version > config.state_version:

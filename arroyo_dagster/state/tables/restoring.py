@@ -110,13 +110,13 @@ def _every_row(opened: _Opened, limit: int | None) -> RestoredRows:
 
 
 def _first(opened: _Opened, limit: int) -> pa.Table:
-    taken, wanted = [opened.table.memory_schema.empty_table()], limit
+    parts, left = [opened.table.memory_schema.empty_table()], limit
     for part in opened.stream(batches=True) if limit else ():
-        taken.append(opened.fresh(part).slice(0, wanted))
-        wanted -= taken[-1].num_rows
-        if not wanted:
+        parts.append(opened.fresh(part).slice(0, left))
+        left -= parts[-1].num_rows
+        if not left:
             break
-    return pa.concat_tables(taken)
+    return pa.concat_tables(parts)
 
 
 def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Table:
@@ -130,8 +130,8 @@ def _newest(opened: _Opened, operator: OperatorCheckpoint, role: Role) -> pa.Tab
         opened.store, operator, keys[0], managed=opened.managed, keys=opened.plan.keys
     )
     kept = accumulators(newest_of(groups.slices(), groups.layout), groups.layout)
-    known = [kept.column(index) for index in groups.layout.keys]
-    return tuples(rows, opened.layout, known)
+    key_columns = [kept.column(index) for index in groups.layout.keys]
+    return tuples(rows, opened.layout, key_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,8 @@ class _Opened:
         """Return the rows of a piece that are within the retention; `timestamp_index`: of event
         time, if not all columns were read.
         """
-        at = self.table.timestamp_index if timestamp_index is None else timestamp_index
-        return fresh_rows(part, self.plan, at)
+        index = self.table.timestamp_index if timestamp_index is None else timestamp_index
+        return fresh_rows(part, self.plan, index)
 
 
 def accumulator_tables(operator: OperatorCheckpoint, *, managed: bool) -> list[TableName]:

@@ -98,9 +98,9 @@ class RowsByKey(LiveRows):
         chunks = self._chunks
         while len(chunks) > 1 and chunks[-2].live <= 2 * chunks[-1].live:
             (first, older), (second, newer) = (chunk.kept() for chunk in chunks[-2:])
-            both = np.concatenate([first, second])
+            order = np.concatenate([first, second])
             merged = pa.concat_tables([older, newer]).combine_chunks()
-            chunks[-2:] = [_RowChunk(both, merged, np.ones(len(both), bool), len(both))]
+            chunks[-2:] = [_RowChunk(order, merged, np.ones(len(order), bool), len(order))]
 
     # ---- by key ----------------------------------------------------------------------------------
 
@@ -114,8 +114,8 @@ class RowsByKey(LiveRows):
     def _take(self, numbers: _Numbers) -> pa.Table:
         """Return rows by their numbers, which ascend."""
         parts = [self._form.schema.empty_table()]
-        for chunk, wanted in self._in_chunks(numbers):
-            parts.append(chunk.rows.take(pa.array(wanted)))
+        for chunk, numbers_in in self._in_chunks(numbers):
+            parts.append(chunk.rows.take(pa.array(numbers_in)))
         return pa.concat_tables(parts)
 
     def _in_chunks(self, numbers: _Numbers) -> Iterable[tuple[_RowChunk, _Numbers]]:
@@ -135,16 +135,16 @@ class RowsByKey(LiveRows):
         return self._index
 
     def _keys_of(self, rows: pa.Table) -> list[_Key]:
-        columns = [plain_column(rows.column(at)) for at in self._form.key_indices]
+        columns = [plain_column(rows.column(index)) for index in self._form.key_indices]
         return list(zip(*columns, strict=True)) if columns else [()] * rows.num_rows
 
     # ---- removing --------------------------------------------------------------------------------
 
     def remove(self, mask: pa.ChunkedArray) -> None:
         """Remove the rows where `mask`, one value for each of `rows()`, is true."""
-        gone = mask.to_numpy()
+        removed = mask.to_numpy()
         numbers = np.concatenate([[], *(chunk.kept()[0] for chunk in self._chunks)])
-        self._remove(numbers[gone].astype(np.int64))
+        self._remove(numbers[removed].astype(np.int64))
 
     def remove_selected(self, selection: Selection, mask: pa.ChunkedArray) -> None:
         """Remove the selected rows where `mask` is true."""
@@ -154,23 +154,23 @@ class RowsByKey(LiveRows):
     def remove_keys(self, keys: pa.Table) -> None:
         """Remove the rows that have the storage key of one of `keys`, rows of the same form."""
         index = self._by_key()
-        gone = [number for key in self._keys_of(keys) for number in index.pop(key, ())]
-        self._drop(np.sort(np.array(gone, np.int64)))
+        removed = [number for key in self._keys_of(keys) for number in index.pop(key, ())]
+        self._drop(np.sort(np.array(removed, np.int64)))
 
     def evict(self, cutoff_micros: int) -> None:
         """Drop the rows older than the cutoff; a row at the cutoff is kept."""
         if cutoff_micros <= 0:
             return
-        gone = [self._expired(chunk, cutoff_micros * NANOS_PER_MICRO) for chunk in self._chunks]
-        self._remove(np.concatenate([np.zeros(0, np.int64), *gone]))
+        expired = [self._expired(chunk, cutoff_micros * NANOS_PER_MICRO) for chunk in self._chunks]
+        self._remove(np.concatenate([np.zeros(0, np.int64), *expired]))
 
     def _expired(self, chunk: _RowChunk, cutoff_nanos: int) -> _Numbers:
         """Return the rows of a chunk that have expired since the last time."""
         if chunk.by_age is None:
             times = chunk.rows.column(self._form.timestamp_index).cast(pa.int64())
-            known = pc.fill_null(times, _NEVER).to_numpy()  # a null never expires
-            order = np.argsort(known, kind="stable")
-            chunk.by_age = (order, known[order])
+            nanos = pc.fill_null(times, _NEVER).to_numpy()  # a null never expires
+            order = np.argsort(nanos, kind="stable")
+            chunk.by_age = (order, nanos[order])
         order, times_nanos = chunk.by_age
         first, chunk.expired = chunk.expired, int(np.searchsorted(times_nanos, cutoff_nanos))
         places = order[first : chunk.expired]

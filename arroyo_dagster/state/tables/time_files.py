@@ -101,9 +101,9 @@ class TimeFileReader:
         Little more than one piece is in memory, whatever the size of the files. Record batches are
         numbered within a piece, and none spans two pieces.
         """
-        wanted = _wanted(files, part)
-        opened = ahead(lambda file: self._open_ranges(file.path), wanted)
-        for file, data in zip(wanted, opened, strict=True):
+        selected = _wanted(files, part)
+        opened = ahead(lambda file: self._open_ranges(file.path), selected)
+        for file, data in zip(selected, opened, strict=True):
             with closing(data):
                 where = self._places(data, file, part)
                 for group in self._groups(data, file, part):
@@ -120,14 +120,14 @@ class TimeFileReader:
             data = self._open_begin(file, part)
             if data.size_bytes > CHUNK_BYTES:
                 sizes = data.footer.stored_bytes
-                if sum(sizes[at] for at in self._groups(data, file, part)) > CHUNK_BYTES:
+                if sum(sizes[group] for group in self._groups(data, file, part)) > CHUNK_BYTES:
                     data.close()
                     return self._in_chunks(file, part)
             with closing(data):
                 return [self._read_open(data, file, part)]
 
-        wanted = ((file, 1) for file in _wanted(files, part))
-        for chunks in read_ahead(chunks_of, wanted, _FILES_AHEAD):
+        weighed = ((file, 1) for file in _wanted(files, part))
+        for chunks in read_ahead(chunks_of, weighed, _FILES_AHEAD):
             yield from chunks
 
     def _in_chunks(self, file: TimeFile, part: ReadRequest) -> Iterator[StoredRows]:
@@ -150,8 +150,8 @@ class TimeFileReader:
         self, files: Iterable[TimeFile], part: ReadRequest, then: Callable[[StoredRows], _Made]
     ) -> Iterator[_Made]:
         """Read as `read`, file by file: yield the results of `then`, computed by a few threads."""
-        wanted = ((file, 1) for file in _wanted(files, part))
-        return read_ahead(lambda file: then(self._read_file(file, part)), wanted, _FILES_AHEAD)
+        weighed = ((file, 1) for file in _wanted(files, part))
+        return read_ahead(lambda file: then(self._read_file(file, part)), weighed, _FILES_AHEAD)
 
     def _read_file(self, file: TimeFile, part: ReadRequest) -> StoredRows:
         with closing(self._open(file, part)) as data:
@@ -164,7 +164,7 @@ class TimeFileReader:
     def _decoded(
         self, data: DataFile, where: _Places, groups: Sequence[int], part: ReadRequest
     ) -> StoredRows:
-        batches = batch_numbers([data.row_groups[at] for at in groups]) if part.batches else None
+        batches = batch_numbers([data.row_groups[g] for g in groups]) if part.batches else None
         rows = data.read(where.places, groups, repeating=(data.schema.names[-1],))
         return self._stored(rows, where, part, batches)
 
@@ -172,14 +172,14 @@ class TimeFileReader:
         sources = self._sources(data.schema, file)
         operation = len(data.schema) - 1
         covered = part.keys.covers(file.min_routing_key, file.max_routing_key)
-        needed = {source for at in part.columns if (source := sources[at]) is not None}
+        needed = {source for index in part.columns if (source := sources[index]) is not None}
         needed |= {operation} if covered else {operation - 1, operation}
         places = tuple(sorted(needed))
         return _Places(
             places=places,
             sources=tuple(
-                None if (source := sources[at]) is None else places.index(source)
-                for at in part.columns
+                None if (source := sources[index]) is None else places.index(source)
+                for index in part.columns
             ),
             key_hash=None if covered else places.index(operation - 1),
             operation=places.index(operation),
@@ -197,10 +197,10 @@ class TimeFileReader:
             rows = rows.filter(inside)
             batches = None if batches is None else batches[inside.to_numpy()]
         columns = [
-            self._column(rows, at, source)
-            for at, source in zip(part.columns, where.sources, strict=True)
+            self._column(rows, index, source)
+            for index, source in zip(part.columns, where.sources, strict=True)
         ]
-        schema = pa.schema([self._schema.field(at) for at in part.columns])
+        schema = pa.schema([self._schema.field(index) for index in part.columns])
         stored = pa.Table.from_arrays(columns, schema=schema)
         return StoredRows(stored, rows.column(where.operation), batches)
 
@@ -225,12 +225,12 @@ class TimeFileReader:
         data = DataFile(source, file.path)
         sources = self._sources(data.schema, file)
         if texts is None:
-            texts = [at for at, place in enumerate(sources) if place in data.repeating_texts]
+            texts = [index for index, place in enumerate(sources) if place in data.repeating_texts]
         schema = with_dictionaries(self._schema, texts)
-        places = {place for at in texts if (place := sources[at]) is not None}
+        places = {place for index in texts if (place := sources[index]) is not None}
         for rows in data.stream(batch_rows, dictionaries=places):
             columns = [
-                self._as(schema.field(at).type, rows, source) for at, source in enumerate(sources)
+                self._as(schema.field(i).type, rows, source) for i, source in enumerate(sources)
             ]
             yield pa.Table.from_arrays(columns, schema=schema)
 
@@ -295,10 +295,10 @@ class TimeFileReader:
     def _groups(self, data: DataFile, file: TimeFile, part: ReadRequest) -> list[int]:
         groups = list(range(len(data.row_groups)))
         sources = self._sources(data.schema, file) if part.bounds else ()
-        for one in part.bounds:
-            source = sources[one.column]
+        for bound in part.bounds:
+            source = sources[bound.column]
             if source is not None and groups:
-                groups = data.groups_within(source, one.low, one.high, groups, nulls=False)
+                groups = data.groups_within(source, bound.low, bound.high, groups, nulls=False)
         if len(groups) < 2:
             return groups  # its bounds are those of the file, which is needed
         width = len(data.schema)
@@ -372,19 +372,19 @@ class _Places:
 
 def _wanted(files: Iterable[TimeFile], part: ReadRequest) -> list[TimeFile]:
     keys = part.keys
-    return [one for one in files if keys.intersects(one.min_routing_key, one.max_routing_key)]
+    return [file for file in files if keys.intersects(file.min_routing_key, file.max_routing_key)]
 
 
 def _neighbours(groups: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
     """Divide row groups into runs of up to `CHUNK_BYTES` as stored; a larger one is alone."""
     run: list[int] = []
     run_bytes = 0
-    for at in groups:
-        size = sizes[at]
+    for group in groups:
+        size = sizes[group]
         if run and run_bytes + size > CHUNK_BYTES:
             yield run
             run, run_bytes = [], 0
-        run.append(at)
+        run.append(group)
         run_bytes += size
     if run:
         yield run
@@ -401,12 +401,12 @@ def in_range(hashes: pa.ChunkedArray, keys: KeyRange) -> pa.ChunkedArray:
 
 def batch_numbers(group_rows: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return the number of the record batch of each row, counted over all row groups."""
-    found: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    numbers: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     before = 0
     for rows in group_rows:
-        found.append(before + np.arange(rows, dtype=np.int64) // BATCH_ROWS)
+        numbers.append(before + np.arange(rows, dtype=np.int64) // BATCH_ROWS)
         before += -(-rows // BATCH_ROWS)
-    return np.concatenate(found)
+    return np.concatenate(numbers)
 
 
 def write_time_file(

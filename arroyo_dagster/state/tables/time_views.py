@@ -90,7 +90,7 @@ class TimeView:
         indices = self._table.key_indices
         batch = checked.combine_chunks().to_batches()[0]
         operations = delete_keys_of(
-            [self.schema.field(at) for at in indices], [batch.column(at) for at in indices]
+            [self.schema.field(i) for i in indices], [batch.column(i) for i in indices]
         )
         self._send(TableChange(self._name, RecordBatch(batch, operations)))
         self._drop(checked)
@@ -213,18 +213,18 @@ class ExpiringTimeKeyView(TimeView):
 
     def delete_value(self, row: pa.RecordBatch | pa.Table) -> int:
         """Delete the rows equal to the one row given, and return their number."""
-        wanted = self._checked(row)
-        if wanted.num_rows != 1:
-            raise InputError(f"delete_value takes one row, not {wanted.num_rows}", table=self._name)
-        time = wanted.column(self._table.timestamp_index)[0].value
-        scalars = [wanted.column(index)[0] for index in self._table.key_indices]
+        target = self._checked(row)
+        if target.num_rows != 1:
+            raise InputError(f"delete_value takes one row, not {target.num_rows}", table=self._name)
+        time = target.column(self._table.timestamp_index)[0].value
+        scalars = [target.column(index)[0] for index in self._table.key_indices]
         # The row contains every value; the operation contains the number of such rows.
         key = encode_key(
             [self.schema.field(index) for index in self._table.key_indices],
             [plain(scalar) for scalar in scalars],
         )
         selection = self._live.select(scalars)
-        mask = equal_rows(selection.rows, wanted, wanted.num_columns)
+        mask = equal_rows(selection.rows, target, target.num_columns)
         count = encode_count(pc.sum(mask).as_py() or 0)
         return self._delete(DeleteValue(key, time, count), selection, mask)
 
@@ -250,16 +250,16 @@ class ExpiringTimeKeyView(TimeView):
             raise InputError(f"not a storage key ({error})", table=self._name) from error
 
     def _delete(self, operation: DataOperation, selection: Selection, mask: pa.ChunkedArray) -> int:
-        gone = selection.rows.filter(mask)
-        if not gone.num_rows:
+        deleted = selection.rows.filter(mask)
+        if not deleted.num_rows:
             return 0  # the subtask has every row of its keys, so no older file holds one of them
         # The operation is stored with the newest of the rows that it deletes: its file then
         # outlives every file that holds one of them.
-        times = gone.column(self._table.timestamp_index)
+        times = deleted.column(self._table.timestamp_index)
         latest = pc.index(times, pc.max(times)).as_py()
-        self._add(gone.slice(latest, 1), encode_operation(operation))
+        self._add(deleted.slice(latest, 1), encode_operation(operation))
         self._live.remove_selected(selection, mask)
-        return int(gone.num_rows)
+        return int(deleted.num_rows)
 
     # ---- following the files ---------------------------------------------------------------------
 
@@ -286,16 +286,16 @@ class KeyTimeView(ExpiringTimeKeyView):
     def __init__(self, table: ExpiringTimeKeyTable, send: Callable[[TableChange], None]) -> None:
         super().__init__(table, send)
         keys = set(table.key_indices)
-        self._values = [at for at in range(len(table.memory_schema)) if at not in keys]
+        self._values = [i for i in range(len(table.memory_schema)) if i not in keys]
 
     def _empty(self) -> LiveRows:
-        nested = (pa.types.is_nested(self.schema.field(at).type) for at in self._table.key_indices)
+        nested = (pa.types.is_nested(self.schema.field(i).type) for i in self._table.key_indices)
         return LiveRows(self._table.form) if any(nested) else RowsByKey(self._table.form)
 
     @property
     def value_schema(self) -> pa.Schema:
         """The columns that are not keys, in the order of the table."""
-        return pa.schema([self.schema.field(at) for at in self._values])
+        return pa.schema([self.schema.field(index) for index in self._values])
 
     def get(self, *key: object) -> pa.Table:
         """Return the rows of a storage key, without its columns; no rows if there is no such key.
@@ -392,22 +392,22 @@ class UncachedKeyValueView(TimeView):
                 next_step="register it with generational=True, or read it with get_all",
             )
         layout = RowLayout.of(self._table.config, self.schema, managed=True)
-        found = Newest(layout, _WAITING_ROWS)
-        found.add(self.schema.empty_table())
+        newest = Newest(layout, _WAITING_ROWS)
+        newest.add(self.schema.empty_table())
 
         def hashed(part: StoredRows) -> tuple[pa.Table, Hashes] | None:
             rows = self._fresh(part.rows, self._table.timestamp_index)
-            return (rows, found.hashes(rows)) if part.inserts_only else None
+            return (rows, newest.hashes(rows)) if part.inserts_only else None
 
         for read in self._table.ahead(
             self._files, self._keys, hashed, cutoff_micros=self._cutoff_micros
         ):
             if read is None:  # rows were deleted: all rows must be loaded to apply that
-                found = Newest(layout)
-                found.add(self._load(range(len(self.schema))))
+                newest = Newest(layout)
+                newest.add(self._load(range(len(self.schema))))
                 break
-            found.add(*read)
-        return found
+            newest.add(*read)
+        return newest
 
     def _fresh(self, rows: pa.Table, time: int) -> pa.Table:
         """Return the rows that are not older than the cutoff; `time`: the index of event time."""
@@ -427,16 +427,16 @@ class UncachedKeyValueView(TimeView):
             raise InputError(
                 f"the table has no column {unknown[0]!r}", table=self._name, columns=names
             )
-        return [at for at, name in enumerate(names) if columns is None or name in columns]
+        return [i for i, name in enumerate(names) if columns is None or name in columns]
 
 
 def _equal_keys(
     rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
 ) -> pa.ChunkedArray:
     """Return which rows have these values, as `of_scalars`, but also for nested values."""
-    both = [
-        pa.chunked_array([pa.repeat(scalar, 1), *rows.column(at).chunks], scalar.type)
-        for at, scalar in zip(indices, scalars, strict=True)
+    columns = [
+        pa.chunked_array([pa.repeat(scalar, 1), *rows.column(index).chunks], scalar.type)
+        for index, scalar in zip(indices, scalars, strict=True)
     ]
-    codes = group_codes(both, rows.num_rows + 1)
+    codes = group_codes(columns, rows.num_rows + 1)
     return pa.chunked_array([pa.array(codes[1:] == codes[0])])

@@ -50,9 +50,9 @@ def arrow_type(described: Type) -> pa.DataType:
         case MapOf(key=key, value=value):
             return pa.map_(arrow_type(key), arrow_type(value))
         case StructOf(fields=fields):
-            return pa.struct([pa.field(one.name, arrow_type(one.type)) for one in fields])
+            return pa.struct([pa.field(f.name, arrow_type(f.type)) for f in fields])
         case TupleOf(items=items):
-            return pa.struct([pa.field(str(at), arrow_type(one)) for at, one in enumerate(items)])
+            return pa.struct([pa.field(str(i), arrow_type(part)) for i, part in enumerate(items)])
         case EnumOf():
             return pa.string()
         case _:
@@ -86,18 +86,18 @@ def _value(value: Any, described: Type) -> Any:
         case OptionOf(item=item):
             return None if value is None else _value(value, item)
         case ListOf(item=item) | SetOf(item=item) | ArrayOf(item=item):
-            return [_value(one, item) for one in value]
+            return [_value(v, item) for v in value]
         case MapOf(key=key, value=item):
             # A map within a key is a frozenset of pairs.
             pairs = value.items() if isinstance(value, Mapping) else value
             return [(_value(k, key), _value(v, item)) for k, v in pairs]
         case StructOf(fields=fields):
             values = struct_values(value, described)
-            return {one.name: _value(v, one.type) for one, v in zip(fields, values, strict=True)}
+            return {f.name: _value(v, f.type) for f, v in zip(fields, values, strict=True)}
         case TupleOf(items=items):
             return {
-                str(at): _value(v, kind)
-                for at, (v, kind) in enumerate(zip(value, items, strict=True))
+                str(i): _value(v, kind)
+                for i, (v, kind) in enumerate(zip(value, items, strict=True))
             }
         case TimeOf():
             return nanos_of(value)
@@ -111,6 +111,6 @@ def _value(value: Any, described: Type) -> Any:
 
 def _variant(value: Any, described: EnumOf) -> str:
     index, _ = pick_variant(value, described)
-    if all(one.payload == UNIT for one in described.variants):
+    if all(variant.payload == UNIT for variant in described.variants):
         return described.variants[index].name
     return json.dumps(plain_value(value, described))

@@ -129,7 +129,7 @@ class Codec(Generic[_T]):
         Raises:
             FormatError: as in `decode`.
         """
-        return [self._decoded(one, strict) for one in data]
+        return [self._decoded(value, strict) for value in data]
 
     @property
     def column_type(self) -> pa.DataType | None:

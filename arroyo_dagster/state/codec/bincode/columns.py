@@ -81,7 +81,7 @@ def column_type(described: Type) -> pa.DataType | None:
             return column_type(item)
         case TupleOf() | StructOf():
             return _struct_type(_fields(described))
-        case EnumOf(variants=variants) if all(one.payload == UNIT for one in variants):
+        case EnumOf(variants=variants) if all(variant.payload == UNIT for variant in variants):
             return pa.dictionary(pa.int32(), pa.string())
         case _:
             return None
@@ -165,8 +165,8 @@ class _Cursor:
         # A word begins at every byte, so the words overlap: a view, not a copy.
         size = np.dtype(kind).itemsize
         words = np.ndarray((len(self.raw) - size + 1,), kind, self.raw, strides=(1,))
-        found: npt.NDArray[Any] = words[at]
-        return found
+        values: npt.NDArray[Any] = words[at]
+        return values
 
     def some(self, chosen: npt.NDArray[np.bool_]) -> _Cursor:
         return _Cursor(self.raw, self.at[chosen], self.ends[chosen], self.rows[chosen])
@@ -183,8 +183,8 @@ def _cursors(data: pa.Array) -> Iterator[_Cursor]:
         first, last = int(bounds[start]), int(bounds[stop])
         part = np.zeros(last - first + _PADDING, dtype=np.uint8)
         part[: last - first] = raw[first:last]
-        at = bounds[start : stop + 1] - first
-        yield _Cursor(part, at[:-1], at[1:], np.arange(start, stop))
+        edges = bounds[start : stop + 1] - first
+        yield _Cursor(part, edges[:-1], edges[1:], np.arange(start, stop))
         start = stop
 
 
@@ -237,9 +237,9 @@ def _number_reader(name: str) -> _Reader:
 
 
 def _read_bools(cursor: _Cursor) -> pa.Array:
-    found = cursor.raw[cursor.move(1)]
-    cursor.check(found <= 1)
-    return pa.array(found.view(np.bool_))
+    bits = cursor.raw[cursor.move(1)]
+    cursor.check(bits <= 1)
+    return pa.array(bits.view(np.bool_))
 
 
 def _time_reader(name: str) -> _Reader:
@@ -265,13 +265,13 @@ def _option_reader(item: Type) -> _Reader:
     def read(cursor: _Cursor) -> pa.Array:
         tags = cursor.raw[cursor.move(1)]
         cursor.check(tags <= 1)
-        there = tags.view(np.bool_)
-        if there.all():
+        present = tags.view(np.bool_)
+        if present.all():
             return read_item(cursor)
-        some = cursor.some(there)
+        some = cursor.some(present)
         items = read_item(some) if len(some.at) else pa.array([], kind)
-        cursor.at[there] = some.at
-        return items.take(pa.array(np.cumsum(there) - 1, mask=~there))
+        cursor.at[present] = some.at
+        return items.take(pa.array(np.cumsum(present) - 1, mask=~present))
 
     return read
 
@@ -285,7 +285,7 @@ def _struct_reader(described: TupleOf | StructOf) -> _Reader:
     def read(cursor: _Cursor) -> pa.Array:
         if not readers:
             return pa.Array.from_buffers(kind, len(cursor.at), [None])
-        return pa.StructArray.from_arrays([one(cursor) for one in readers], fields=list(kind))
+        return pa.StructArray.from_arrays([reader(cursor) for reader in readers], fields=list(kind))
 
     return read
 

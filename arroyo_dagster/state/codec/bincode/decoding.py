@@ -152,10 +152,10 @@ def _set_decoder(described: SetOf, how: Reading) -> Decoder:
         start = at
         count, at = decode_count(data, at)
         items, at = decode_items(data, at, count)
-        found = frozenset(items) if how.in_key or described.frozen else set(items)
-        if len(found) != count and not how.lenient:
+        members = frozenset(items) if how.in_key or described.frozen else set(items)
+        if len(members) != count and not how.lenient:
             raise Broken("an item of a set occurs twice", start)
-        return found, at
+        return members, at
 
     return decode_set
 
@@ -170,13 +170,13 @@ def _map_decoder(described: MapOf, how: Reading) -> Decoder:
     def decode_map(data: bytes, at: int) -> tuple[Any, int]:
         start = at
         count, at = decode_count(data, at)
-        found = {}
+        entries = {}
         for _ in range(count):
             key, at = decode_key(data, at)
-            found[key], at = decode_value(data, at)
-        if len(found) != count and not how.lenient:
+            entries[key], at = decode_value(data, at)
+        if len(entries) != count and not how.lenient:
             raise Broken("a key of a map occurs twice", start)
-        return (frozenset(found.items()) if how.in_key else found), at
+        return (frozenset(entries.items()) if how.in_key else entries), at
 
     return decode_map
 

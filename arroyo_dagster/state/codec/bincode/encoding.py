@@ -105,11 +105,11 @@ def _map_encoder(described: MapOf, in_key: bool) -> Encoder:
         pairs = key_pairs(value) if in_key else value
         if not isinstance(pairs, Mapping):
             raise InputError("expected a dict", found=named_value(value))
-        found = {encode_key(key): encode_value(item) for key, item in pairs.items()}
-        if len(found) != len(pairs):
+        entries = {encode_key(key): encode_value(item) for key, item in pairs.items()}
+        if len(entries) != len(pairs):
             raise InputError("two keys of a map have the same bytes", found=named_value(value))
-        items = sorted(found.items()) if in_key else found.items()
-        return varint(len(found)) + b"".join(map(b"".join, items))
+        items = sorted(entries.items()) if in_key else entries.items()
+        return varint(len(entries)) + b"".join(map(b"".join, items))
 
     return encode_map
 
@@ -155,16 +155,16 @@ def _few_joined(encoders: list[Encoder], get: Callable[[Any], Any]) -> Encoder |
     """Return an encoder of a small struct without a loop, which halves the time."""
 
     def encode_two(value: Any) -> bytes:
-        one, two = get(value)
-        return first(one) + second(two)
+        a, b = get(value)
+        return first(a) + second(b)
 
     def encode_three(value: Any) -> bytes:
-        one, two, three = get(value)
-        return first(one) + second(two) + third(three)
+        a, b, c = get(value)
+        return first(a) + second(b) + third(c)
 
     def encode_four(value: Any) -> bytes:
-        one, two, three, four = get(value)
-        return first(one) + second(two) + third(three) + fourth(four)
+        a, b, c, d = get(value)
+        return first(a) + second(b) + third(c) + fourth(d)
 
     first, second, third, fourth = (*encoders, *encoders, *encoders, *encoders)[:4]
     return {2: encode_two, 3: encode_three, 4: encode_four}.get(len(encoders))

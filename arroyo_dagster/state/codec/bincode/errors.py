@@ -85,9 +85,9 @@ def _inside(whole: _Nested) -> Iterator[_Nested]:
             for inner in value:
                 yield _Nested(f"[{inner!r:.40}]", item, inner, True)
         case MapOf(key=key, value=item):
-            for one, inner in key_pairs(value).items():
-                yield _Nested(f"[key {one!r:.40}]", key, one, True)
-                yield _Nested(f"[{one!r:.40}]", item, inner, in_key)
+            for name, inner in key_pairs(value).items():
+                yield _Nested(f"[key {name!r:.40}]", key, name, True)
+                yield _Nested(f"[{name!r:.40}]", item, inner, in_key)
         case TupleOf(items=items) if isinstance(value, tuple):
             for index, (item, inner) in enumerate(zip(items, value, strict=True)):
                 yield _Nested(f"[{index}]", item, inner, in_key)

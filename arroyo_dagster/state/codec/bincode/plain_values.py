@@ -46,17 +46,17 @@ def typed_value(plain: Any, described: Type) -> Any:
         case TimeOf():
             return _time(plain, described)
         case ListOf(item=item, as_tuple=as_tuple):
-            items = [typed_value(one, item) for one in _list(plain, described)]
+            items = [typed_value(part, item) for part in _list(plain, described)]
             return tuple(items) if as_tuple else items
         case ArrayOf(item=item):
-            return [typed_value(one, item) for one in _list(plain, described)]
+            return [typed_value(part, item) for part in _list(plain, described)]
         case SetOf(item=item, frozen=frozen):
-            members = {typed_value(one, item) for one in _list(plain, described)}
+            members = {typed_value(part, item) for part in _list(plain, described)}
             return frozenset(members) if frozen else members
         case TupleOf(items=items):
             return tuple(
-                typed_value(one, kind)
-                for one, kind in zip(_list(plain, described, len(items)), items, strict=True)
+                typed_value(part, kind)
+                for part, kind in zip(_list(plain, described, len(items)), items, strict=True)
             )
         case MapOf():
             return _map(plain, described)
@@ -137,7 +137,7 @@ def _time(plain: Any, described: TimeOf) -> Any:
 
 def _map(plain: Any, described: MapOf) -> dict[Any, Any]:
     pairs = plain.items() if isinstance(plain, Mapping) else plain
-    if not isinstance(plain, Mapping | list) or any(len(one) != 2 for one in pairs):
+    if not isinstance(plain, Mapping | list) or any(len(pair) != 2 for pair in pairs):
         raise _wrong(plain, described, "an object, or a list of pairs")
     return {
         typed_value(key, described.key): typed_value(value, described.value) for key, value in pairs
@@ -169,4 +169,4 @@ def _variant(plain: Any, described: EnumOf) -> Any:
             value = typed_value({} if payload is None else payload, variant.payload)
             return value if variant.payload.python is not None else (variant.name, value)
         return (variant.name, typed_value(payload, variant.payload))
-    raise _wrong(plain, described, " or ".join(one.name for one in described.variants))
+    raise _wrong(plain, described, " or ".join(v.name for v in described.variants))

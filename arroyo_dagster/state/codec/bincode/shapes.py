@@ -101,7 +101,7 @@ def depth_of(described: Type) -> int:
     deepest, level = 0, [described]
     while level and deepest <= MAX_DEPTH + 1:
         deepest += 1
-        level = [part for one in level for part in item_types(one)]
+        level = [part for outer in level for part in item_types(outer)]
     return deepest - 1
 
 

@@ -115,11 +115,11 @@ class Runs:
         return low, high
 
     def _between(self, shortest: int, longest: int) -> Rows | slice | None:
-        found = (self.lengths >= shortest) & (self.lengths <= longest)
-        count = np.count_nonzero(found)
-        if count == len(found):
+        mask = (self.lengths >= shortest) & (self.lengths <= longest)
+        count = np.count_nonzero(mask)
+        if count == len(mask):
             return slice(None)
-        return np.flatnonzero(found) if count else None
+        return np.flatnonzero(mask) if count else None
 
 
 # --- the variant without AES ---------------------------------------------------------------------

@@ -86,8 +86,8 @@ class _Aes:
 
     def _upto_64(self, state: _State, runs: Runs) -> _State:
         ends = runs.starts + runs.lengths
-        for at in (runs.starts, runs.starts + 16, ends - 32, ends - 16):
-            state = self._feed(state, _lanes_at(runs, at))
+        for starts in (runs.starts, runs.starts + 16, ends - 32, ends - 16):
+            state = self._feed(state, _lanes_at(runs, starts))
         return state
 
     def _longer(self, state: _State, runs: Runs) -> _State:
@@ -177,14 +177,14 @@ def _mixing(substituted: npt.NDArray[np.int64], factors: tuple[int, ...]) -> _Ta
 
 def _substitution() -> npt.NDArray[np.int64]:
     powers = list(accumulate(range(254), lambda power, _: _times(power, 3), initial=1))
-    found = [0x63]
+    box = [0x63]
     for byte in range(1, 256):
         inverse = powers[-powers.index(byte) % 255]  # 3 generates all bytes but 0
         value = inverse
         for turn in range(1, 5):
             value ^= (inverse << turn | inverse >> (8 - turn)) & 0xFF
-        found.append(value ^ 0x63)
-    return np.array(found)
+        box.append(value ^ 0x63)
+    return np.array(box)
 
 
 def _times(left: int, right: int) -> int:

@@ -221,16 +221,16 @@ def _number_hashes(array: pa.Array, engine: Engine[Any]) -> U64Array:
 def _dictionary_hashes(
     array: pa.DictionaryArray, engine: Engine[Any]
 ) -> tuple[U64Array, npt.NDArray[np.bool_] | None]:
-    known = row_hashes([array.dictionary], len(array.dictionary), engine)
+    hashes = row_hashes([array.dictionary], len(array.dictionary), engine)
     valid = valid_rows(array)
-    if not len(known):
+    if not len(hashes):
         return np.zeros(len(array), dtype=np.uint64), np.zeros(len(array), dtype=np.bool_)
     word = f"<{'i' if pa.types.is_signed_integer(array.type.index_type) else 'u'}"
     word += str(array.type.index_type.bit_width // 8)
     indices = words_of(array.indices.buffers()[1], word, array.indices.offset, len(array))
     if valid is not None:
         indices = np.where(valid, indices, 0)
-    return known[indices], valid
+    return hashes[indices], valid
 
 
 def _hash_words(columns: Sequence[npt.NDArray[Any]], engine: Engine[Any]) -> U64Array:

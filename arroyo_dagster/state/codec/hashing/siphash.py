@@ -224,7 +224,7 @@ def _round_of_one(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, in
 
 def _hash_all(fed: list[bytes]) -> npt.NDArray[np.uint64]:
     """Hash rows of bytes, in groups of similar size, within which shorter rows are padded."""
-    words = np.array([len(one) // 8 + 1 for one in fed], dtype=np.int64)
+    words = np.array([len(row) // 8 + 1 for row in fed], dtype=np.int64)
     order = np.argsort(-words, kind="stable")
     sizes = np.frexp(words[order].astype(np.float64))[1]
     hashes = np.empty(len(fed), dtype=np.uint64)
@@ -254,9 +254,9 @@ def _hash_rows(fed: list[bytes], counts: npt.NDArray[np.int64]) -> npt.NDArray[n
 def _words(fed: list[bytes], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Return the words of each row; the last one ends with the row's size modulo 256."""
     width = int(counts.max(initial=1))
-    padded = b"".join(one.ljust(width * 8, b"\0") for one in fed)
+    padded = b"".join(row.ljust(width * 8, b"\0") for row in fed)
     words = np.frombuffer(padded, dtype="<u8").reshape(len(fed), width).copy()
-    sizes = np.array([len(one) & 0xFF for one in fed], dtype=np.uint64)
+    sizes = np.array([len(row) & 0xFF for row in fed], dtype=np.uint64)
     words[np.arange(len(fed)), counts - 1] |= sizes << np.uint64(56)
     return words
 

@@ -86,10 +86,10 @@ class ArroyoApi:
         try:
             if facts is None or not facts.concerns(paths):
                 facts = None
-                found = self._unlisted(paths)
-                if isinstance(found, Absence):
-                    return SourceAnswer(source=self.source, absence=found)
-                facts = found
+                unlisted = self._unlisted(paths)
+                if isinstance(unlisted, Absence):
+                    return SourceAnswer(source=self.source, absence=unlisted)
+                facts = unlisted
             facts = self._named(facts)
             facts = self._with_epochs(facts) if checkpoints else facts
         except ArroyoStateError as error:
@@ -133,8 +133,8 @@ class ArroyoApi:
         pipelines = self._pipelines()
         if any(facts.pipeline is None for facts in listed.values()):
             # Servers before 0.16 do not report the pipeline of a job.
-            for found in concurrently(self._jobs_or_none, pipelines):
-                listed.update({job: facts for job, facts in found.items() if job in listed})
+            for jobs in concurrently(self._jobs_or_none, pipelines):
+                listed.update({job: facts for job, facts in jobs.items() if job in listed})
         return {
             job: _with_pipeline(facts, pipelines.get(facts.pipeline or PipelineId("")))
             for job, facts in listed.items()
@@ -166,8 +166,8 @@ class ArroyoApi:
             NotFoundError: there is no such pipeline or job. Other errors as in `look_up`.
         """
         path = f"{_path(pipeline)}/jobs/{quote(job, safe='')}/checkpoints"
-        found = self._asked(path, lambda answer: [_checkpoint(one) for one in _items(answer)])
-        return tuple(sorted(found, key=lambda one: one.epoch))
+        epochs = self._asked(path, lambda answer: [_checkpoint(item) for item in _items(answer)])
+        return tuple(sorted(epochs, key=lambda epoch: epoch.epoch))
 
     def _asked(
         self, path: str, decode: Callable[[Any], _T], query: Mapping[str, str | int] | None = None
@@ -180,7 +180,7 @@ class ArroyoApi:
             raise
 
     def _decoded_jobs(self, answer: Any) -> list[JobFacts]:
-        return [_job(one, self.source) for one in _items(answer)]
+        return [_job(item, self.source) for item in _items(answer)]
 
     def _listed_jobs(self) -> list[JobFacts]:
         try:
@@ -193,8 +193,8 @@ class ArroyoApi:
             ) from error
 
     def _jobs_of(self, pipeline: PipelineId) -> dict[JobId, JobFacts]:
-        found = self._asked(f"{_path(pipeline)}/jobs", self._decoded_jobs)
-        return {facts.job: replace(facts, pipeline=pipeline) for facts in found}
+        jobs = self._asked(f"{_path(pipeline)}/jobs", self._decoded_jobs)
+        return {facts.job: replace(facts, pipeline=pipeline) for facts in jobs}
 
     def _jobs_or_none(self, pipeline: PipelineId) -> dict[JobId, JobFacts]:
         try:
@@ -204,14 +204,14 @@ class ArroyoApi:
 
     def _pipelines(self) -> dict[PipelineId, Mapping[str, Any]]:
         """Return every listed pipeline, page by page; refuse a page without new pipelines."""
-        found: dict[PipelineId, Mapping[str, Any]] = {}
+        pipelines: dict[PipelineId, Mapping[str, Any]] = {}
         query: dict[str, str | int] = {"limit": _PAGE}
         for _ in range(_MAX_PAGES):
             page, more = self._asked("/pipelines", _page, query)
-            fresh = [pipeline for pipeline in page if pipeline not in found]
-            found |= page
+            fresh = [pipeline for pipeline in page if pipeline not in pipelines]
+            pipelines |= page
             if not more:
-                return found
+                return pipelines
             if not fresh:
                 raise FormatError(
                     "the list of pipelines does not end: a page repeats an earlier one",
@@ -263,7 +263,7 @@ def _path(pipeline: PipelineId) -> str:
 
 
 def _page(answer: Any) -> tuple[dict[PipelineId, Mapping[str, Any]], bool]:
-    page = {PipelineId(one.text("id", empty=False)): _pipeline(one) for one in _items(answer)}
+    page = {PipelineId(item.text("id", empty=False)): _pipeline(item) for item in _items(answer)}
     return page, bool(_fields(answer).optional_flag("hasMore"))
 
 

@@ -89,19 +89,19 @@ def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
     then frames are only appended, and a partial frame is ignored. The header of the file counts the
     transactions without such a log.
     """
-    found = source.stat()
-    if not stat.S_ISREG(found.st_mode):
+    info = source.stat()
+    if not stat.S_ISREG(info.st_mode):
         raise InputError(
             "the path is not a file, so it is not a SQLite database",
             path=redacted_location(str(source)),
             next_step="name the file; Arroyo's setting is database.sqlite.path",
         )
-    if found.st_size > max_bytes:
-        raise _too_large(redacted_location(str(source)), found.st_size, max_bytes)
+    if info.st_size > max_bytes:
+        raise _too_large(redacted_location(str(source)), info.st_size, max_bytes)
     journal = Path(f"{source}-journal")
     rollback = (journal.stat().st_size, journal.stat().st_mtime_ns) if journal.exists() else None
     return (
-        (found.st_ino, found.st_size, found.st_mtime_ns, _start(source, _FILE_HEADER_BYTES)),
+        (info.st_ino, info.st_size, info.st_mtime_ns, _start(source, _FILE_HEADER_BYTES)),
         _start(Path(f"{source}-wal"), _WAL_HEADER_BYTES),
         rollback,
     )

@@ -107,14 +107,14 @@ class JsonServer:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: the token goes along, connections do not."""
-        again = functools.partial(
+        rebuild = functools.partial(
             JsonServer,
             token=self._token,
             timeout_seconds=self._timeout,
             deadline_seconds=self._deadline,
             max_bytes=self._max_bytes,
         )
-        return again, (self.url,)
+        return rebuild, (self.url,)
 
     @property
     def from_anywhere(self) -> bool:
@@ -244,10 +244,10 @@ def _refused(error: urllib.error.HTTPError, url: str) -> ArroyoStateError:
 def _remark(error: urllib.error.HTTPError) -> str | None:
     """Return the message in the body of an error, if it has Arroyo's form."""
     try:
-        said = parse_json(error.read(_REMARK_BYTES))
+        answer = parse_json(error.read(_REMARK_BYTES))
     except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return None
-    text = said.get("error") if isinstance(said, dict) else None
+    text = answer.get("error") if isinstance(answer, dict) else None
     return redact_text(text)[:200] if isinstance(text, str) else None
 
 

@@ -124,8 +124,8 @@ def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Data
     """Yield the rows of a table, with None for the columns that it lacks."""
     from psycopg import sql
 
-    there = {name for (name,) in connection.execute(_COLUMNS, (table,))}
-    lacking = NEEDED.get(table, set()) - there
+    present = {name for (name,) in connection.execute(_COLUMNS, (table,))}
+    lacking = NEEDED.get(table, set()) - present
     if lacking:
         raise FormatError(
             f"not a database of Arroyo: {table} lacks {', '.join(sorted(lacking))}, or the user "
@@ -134,7 +134,7 @@ def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Data
             next_step="name the database of Arroyo's controller, and grant SELECT on its tables "
             f"{', '.join(TABLES)}",
         )
-    columns = [name for name in TABLES[table] if name in there]
+    columns = [name for name in TABLES[table] if name in present]
     if not columns:
         return
     query = sql.SQL("SELECT {} FROM {}").format(
@@ -146,12 +146,12 @@ def _rows(connection: Connection[Any], table: str, source: str) -> Iterator[Data
 
 
 def _program(connection: Connection[Any], pipeline: PipelineId) -> bytes | None:
-    there = {name for (name,) in connection.execute(_COLUMNS, ("pipelines",))}
-    if not {"pub_id", "program"} <= there:
+    present = {name for (name,) in connection.execute(_COLUMNS, ("pipelines",))}
+    if not {"pub_id", "program"} <= present:
         return None
     query = "SELECT program FROM pipelines WHERE pub_id = %s"
-    found = connection.execute(query, (pipeline,)).fetchone()
-    return found[0] if found is not None and isinstance(found[0], bytes) else None
+    row = connection.execute(query, (pipeline,)).fetchone()
+    return row[0] if row is not None and isinstance(row[0], bytes) else None
 
 
 def _plain(value: object) -> object:

@@ -56,20 +56,20 @@ def facts_of(rows: Mapping[str, Sequence[DatabaseRow]], source: str) -> JobsAndP
     """
     # SQLite columns may contain values of any type, whatever their declared type.
     fields = {
-        table: [Fields(row, next_step=_NOT_ARROYO, path=source) for row in found]
-        for table, found in rows.items()
+        table: [Fields(row, next_step=_NOT_ARROYO, path=source) for row in table_rows]
+        for table, table_rows in rows.items()
     }
-    return _facts(fields, source), {_pub_id(one) for one in fields["pipelines"]}
+    return _facts(fields, source), {_pub_id(row) for row in fields["pipelines"]}
 
 
 def answers_of(
     found: JobsAndPipelines, jobs: Sequence[JobPaths], source: str
 ) -> list[SourceAnswer]:
     """Return the database's answer about each of `jobs`, in their order."""
-    known, pipelines = found
+    facts_of_jobs, pipelines = found
     answers = []
     for paths in jobs:
-        facts = known.get(paths.job)
+        facts = facts_of_jobs.get(paths.job)
         if facts is not None and facts.concerns(paths):
             answers.append(SourceAnswer(source=source, facts=facts))
         else:
@@ -83,23 +83,23 @@ def answers_of(
 
 
 def _facts(rows: Mapping[str, Sequence[Fields]], source: str) -> dict[JobId, JobFacts]:
-    pipelines = {one.value("id"): one for one in rows["pipelines"]}
-    statuses = {one.value("id"): one for one in rows["job_statuses"]}
+    pipelines = {row.value("id"): row for row in rows["pipelines"]}
+    statuses = {row.value("id"): row for row in rows["job_statuses"]}
     epochs = defaultdict(list)
-    for one in rows["checkpoints"]:
-        if one.value("state") not in _GONE:
-            epochs[one.value("job_id")].append(_checkpoint(one))
-    found = (
+    for row in rows["checkpoints"]:
+        if row.value("state") not in _GONE:
+            epochs[row.value("job_id")].append(_checkpoint(row))
+    jobs = (
         _job(
             config,
             statuses.get(config.value("id"), Fields({})),
             pipelines.get(config.value("pipeline_id")),
-            tuple(sorted(epochs[config.value("id")], key=lambda one: one.epoch)),
+            tuple(sorted(epochs[config.value("id")], key=lambda epoch: epoch.epoch)),
             source,
         )
         for config in rows["job_configs"]
     )
-    return {facts.job: facts for facts in found}
+    return {facts.job: facts for facts in jobs}
 
 
 def _job(
@@ -152,10 +152,10 @@ def _pub_id(pipeline: Fields) -> PipelineId:
 
 def _micros(text: object) -> int | None:
     """Convert a text to microseconds since 1970, truncating; None if it has another form."""
-    found = _TIME.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         return None
-    day, clock, part, zone = found.groups()
+    day, clock, part, zone = match.groups()
     try:
         moment = dt.datetime.fromisoformat(f"{day}T{clock}{(zone or '+00:00')}")
     except ValueError:

@@ -114,24 +114,24 @@ def _tables(database: sqlite3.Connection) -> dict[str, list[DatabaseRow]]:
 
 
 def _program(database: sqlite3.Connection, pipeline: PipelineId) -> bytes | None:
-    there = {row["name"] for row in database.execute("PRAGMA table_info(pipelines)")}
-    if not {"pub_id", "program"} <= there:
+    present = {row["name"] for row in database.execute("PRAGMA table_info(pipelines)")}
+    if not {"pub_id", "program"} <= present:
         return None
     query = "SELECT program FROM pipelines WHERE pub_id = ?"
-    found = database.execute(query, (pipeline,)).fetchone()
-    return found["program"] if found is not None and isinstance(found["program"], bytes) else None
+    row = database.execute(query, (pipeline,)).fetchone()
+    return row["program"] if row is not None and isinstance(row["program"], bytes) else None
 
 
 def _rows(database: sqlite3.Connection, table: str) -> Iterator[DatabaseRow]:
     """Yield the rows of a table, with None for the columns that it lacks."""
     kinds = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchall()
-    there = {row["name"] for row in database.execute(f"PRAGMA table_info({table})")}
+    present = {row["name"] for row in database.execute(f"PRAGMA table_info({table})")}
     if [row["type"] for row in kinds] != ["table"]:
-        there = set()
-    lacking = NEEDED.get(table, set()) - there
+        present = set()
+    lacking = NEEDED.get(table, set()) - present
     if lacking:
         raise sqlite3.DatabaseError(f"{table} lacks {', '.join(sorted(lacking))}")
-    columns = [name for name in TABLES[table] if name in there]
+    columns = [name for name in TABLES[table] if name in present]
     if columns:
         for row in database.execute(f"SELECT {', '.join(columns)} FROM {table}"):
             yield dict.fromkeys(TABLES[table]) | dict(row)

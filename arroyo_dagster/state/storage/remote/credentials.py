@@ -80,9 +80,9 @@ def resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
         InputError: an R2 URL without an account; an Azure URL of another account than the
             environment's; an endpoint with a user, a password or a query.
     """
-    found = _resolved(url, options)
-    register_options(found)
-    endpoint = str(found.get("endpoint") or "")
+    options_in_full = _resolved(url, options)
+    register_options(options_in_full)
+    endpoint = str(options_in_full.get("endpoint") or "")
     if redact_url(endpoint) != endpoint:
         raise InputError(
             "the endpoint of the store contains a user, a password or a query",
@@ -91,7 +91,7 @@ def resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
             next_step="give it in the form http://HOST:PORT, and credentials as options or "
             "variables",
         )
-    return found
+    return options_in_full
 
 
 def _resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,13 +101,13 @@ def _resolved(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
         return _around(_GOOGLE, options)
     if url.backend == "azure":
         return _resolved_azure(url, dict(options))
-    said = {"endpoint": url.endpoint, "region": url.region}
-    return _around(_AWS, options) | {name: value for name, value in said.items() if value}
+    from_url = {"endpoint": url.endpoint, "region": url.region}
+    return _around(_AWS, options) | {name: value for name, value in from_url.items() if value}
 
 
 def _resolved_r2(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, Any]:
-    given = options.pop("account", None)
-    account = url.account or given or os.environ.get("CLOUDFLARE_ACCOUNT_ID")
+    option = options.pop("account", None)
+    account = url.account or option or os.environ.get("CLOUDFLARE_ACCOUNT_ID")
     if not account:
         raise InputError(
             "this R2 URL does not name its account",
@@ -140,13 +140,13 @@ def _resolved_azure(url: CheckpointUrl, options: dict[str, Any]) -> dict[str, An
 def _around(variables: Mapping[str, tuple[str, ...]], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options, completed from the environment."""
     # Parts of credentials from different origins do not belong together.
-    wanted = _PLACE if CREDENTIALS & options.keys() else variables.keys()
-    found = {
+    selected = _PLACE if CREDENTIALS & options.keys() else variables.keys()
+    values = {
         option: next((os.environ[name] for name in names if os.environ.get(name)), None)
         for option, names in variables.items()
-        if option in wanted
+        if option in selected
     }
-    return {option: value for option, value in found.items() if value is not None} | dict(options)
+    return {option: value for option, value in values.items() if value is not None} | dict(options)
 
 
 def is_true(value: object) -> bool:

@@ -33,18 +33,18 @@ def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, An
     Raises:
         InputError: an R2 URL without an account; an option with an invalid value.
     """
-    given = normalised(options, url.backend)
-    patience = patience_of(given, str(url))
-    merged = resolved(url, given)
+    settings = normalised(options, url.backend)
+    patience = patience_of(settings, str(url))
+    merged = resolved(url, settings)
     region = merged.pop("region", None)
     if "skip_signature" in merged:
         merged["anon"] = is_true(merged.pop("skip_signature"))
-    found = {_S3FS_NAMES.get(name, name): value for name, value in merged.items()}
-    found["config_kwargs"] = _botocore(patience, "endpoint" in merged, found)
+    named = {_S3FS_NAMES.get(name, name): value for name, value in merged.items()}
+    named["config_kwargs"] = _botocore(patience, "endpoint" in merged, named)
     if region:
-        found["client_kwargs"] = {**found.get("client_kwargs", {}), "region_name": region}
-    found.setdefault("session", _session(found.get("profile")))
-    return found
+        named["client_kwargs"] = {**named.get("client_kwargs", {}), "region_name": region}
+    named.setdefault("session", _session(named.get("profile")))
+    return named
 
 
 @functools.cache
@@ -111,9 +111,9 @@ def adlfs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, A
 
 def _for_others(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the merged options without timeouts: gcsfs and adlfs use their own."""
-    given = normalised(options, url.backend)
-    patience_of(given, str(url))
-    return resolved(url, given)
+    settings = normalised(options, url.backend)
+    patience_of(settings, str(url))
+    return resolved(url, settings)
 
 
 def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -211,10 +211,10 @@ class FsspecStore:
         """
         below, after = stored_prefix(prefix), stored_start(start_after)
         with translated(self.url, prefix or None):
-            found = self.filesystem.find(f"{self._root}/{below}", detail=True)
+            infos = self.filesystem.find(f"{self._root}/{below}", detail=True)
         # adlfs returns a list if there is an object in place of the directory.
-        found = found if isinstance(found, dict) else {}
-        kept = {self._stored(name): info for name, info in found.items() if _is_file(info)}
+        infos = infos if isinstance(infos, dict) else {}
+        kept = {self._stored(name): info for name, info in infos.items() if _is_file(info)}
         if not kept:
             self._require_root()
         for stored in sorted(kept):
@@ -226,13 +226,13 @@ class FsspecStore:
         below = stored_prefix(prefix)
         with translated(self.url, prefix or None):
             try:
-                found = self.filesystem.ls(f"{self._root}/{below}".rstrip("/"), detail=True)
+                infos = self.filesystem.ls(f"{self._root}/{below}".rstrip("/"), detail=True)
             except FileNotFoundError:
-                found = []
-        named = ((self._stored(info["name"].rstrip("/")), info) for info in found)
+                infos = []
+        named = ((self._stored(info["name"].rstrip("/")), info) for info in infos)
         inside = [(stored, info) for stored, info in named if f"{stored}/" != below]
         # A directory's name sorts with its slash: `a.b/` is before `a/`.
-        inside.sort(key=lambda one: one[0] if _is_file(one[1]) else f"{one[0]}/")
+        inside.sort(key=lambda item: item[0] if _is_file(item[1]) else f"{item[0]}/")
         if not inside:
             self._require_root()
         return Listing(
@@ -245,10 +245,10 @@ class FsspecStore:
         key = self._key(path)
         with translated(self.url, path):
             try:
-                found = self.filesystem.info(key)
+                info = self.filesystem.info(key)
             except FileNotFoundError:
                 return None
-            return info_of(encode_path(path), found) if _is_file(found) else None
+            return info_of(encode_path(path), info) if _is_file(info) else None
 
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
         """Delete objects concurrently; see `ObjectStore.delete_many`."""
@@ -256,7 +256,7 @@ class FsspecStore:
         problems = dict(zip(keys, concurrently(self._delete_error, keys.values()), strict=True))
         return DeleteOutcome(
             deleted=tuple(path for path in keys if problems[path] is None),
-            failed={path: said for path, said in problems.items() if said is not None},
+            failed={path: problem for path, problem in problems.items() if problem is not None},
         )
 
     def _create_copy(self, source: StatePath, target: StatePath) -> bool:
@@ -299,19 +299,19 @@ class FsspecStore:
         return isinstance(error, FileExistsError)
 
     def _size(self, path: StatePath) -> int:
-        found = self.head(path)
-        if found is None:
+        info = self.head(path)
+        if info is None:
             raise NotFoundError("there is no such object", url=self.url, path=path)
-        return found.size_bytes
+        return info.size_bytes
 
     def _require_root(self) -> None:
         """Raise NotFoundError if the root is empty: the URL may be wrong."""
         with translated(self.url):
             if "/" in self._root:
-                known = bool(self.filesystem.find(f"{self._root}/", maxdepth=1, withdirs=True))
+                exists = bool(self.filesystem.find(f"{self._root}/", maxdepth=1, withdirs=True))
             else:
-                known = self.filesystem.exists(self._root)
-        if not known:
+                exists = self.filesystem.exists(self._root)
+        if not exists:
             raise root_missing(self.url)
 
 
@@ -332,8 +332,8 @@ def _micros(moment: object) -> int | None:
     if isinstance(moment, str):
         moment = dt.datetime.fromisoformat(moment)
     if isinstance(moment, dt.datetime):
-        known = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
-        return (known - _EPOCH) // dt.timedelta(microseconds=1)
+        aware = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+        return (aware - _EPOCH) // dt.timedelta(microseconds=1)
     return int(moment * 1_000_000) if isinstance(moment, (int, float)) else None
 
 

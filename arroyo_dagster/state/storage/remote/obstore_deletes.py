@@ -63,7 +63,7 @@ class BulkDeletes:
         if means_no_bucket(error) or (failure.retryable and len(keys) > 1):
             return dict.fromkeys(keys, failure.reason)
         problems = concurrently(self._error_of_one, keys.values())
-        return {path: said for path, said in zip(keys, problems, strict=True) if said}
+        return {path: problem for path, problem in zip(keys, problems, strict=True) if problem}
 
     def _error_of_one(self, key: str) -> str | None:
         try:

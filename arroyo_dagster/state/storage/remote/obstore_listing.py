@@ -60,28 +60,28 @@ def chunk_of_batch(batch: Any, skip: int) -> ListingChunk:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    found = pa.record_batch(batch)
-    names = pc.utf8_slice_codeunits(found["path"], skip)
+    columns = pa.record_batch(batch)
+    names = pc.utf8_slice_codeunits(columns["path"], skip)
     plain = pc.all(pc.match_substring_regex(names, _PLAIN)).as_py()
     short = pc.max(pc.binary_length(names)).as_py() or 0
     return ListingChunk(
         names.to_pylist(),
-        found["size"].to_pylist(),
-        found["last_modified"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist(),
-        pc.utf8_trim(found["e_tag"], '"').to_pylist(),
+        columns["size"].to_pylist(),
+        columns["last_modified"].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist(),
+        pc.utf8_trim(columns["e_tag"], '"').to_pylist(),
         bool(plain) and short <= _LONGEST,
     )
 
 
 def chunk_of(found: Sequence[Mapping[str, Any]], skip: int) -> ListingChunk:
     """Convert objects that obstore describes one by one; `skip` as in `chunk_of_batch`."""
-    moments: list[dt.datetime] = [one["last_modified"] for one in found]
+    moments: list[dt.datetime] = [item["last_modified"] for item in found]
     return ListingChunk(
-        [one["path"][skip:] for one in found],
-        [one["size"] for one in found],
+        [item["path"][skip:] for item in found],
+        [item["size"] for item in found],
         # Exact to the microsecond for some centuries: a float has 16 digits.
         [round(moment.timestamp() * 1_000_000) for moment in moments],
-        [one["e_tag"].strip('"') if one["e_tag"] else None for one in found],
+        [item["e_tag"].strip('"') if item["e_tag"] else None for item in found],
     )
 
 
@@ -119,13 +119,13 @@ _set_path, _set_size, _set_micros, _set_etag, _set_addressable = (
 
 
 def _addressable(path: StatePath, size: int, micros: int, etag: str | None) -> ObjectInfo:
-    made = _make(ObjectInfo)
-    _set_path(made, path)
-    _set_size(made, size)
-    _set_micros(made, micros)
-    _set_etag(made, etag)
-    _set_addressable(made, True)
-    return made
+    info = _make(ObjectInfo)
+    _set_path(info, path)
+    _set_size(info, size)
+    _set_micros(info, micros)
+    _set_etag(info, etag)
+    _set_addressable(info, True)
+    return info
 
 
 def fetched_ahead(chunks: Iterator[T]) -> Iterator[T]:

@@ -58,9 +58,9 @@ def check_options(url: CheckpointUrl, options: Mapping[str, Any]) -> None:
     Raises:
         InputError: an option has an invalid value, or there is no account for the URL.
     """
-    given = _without_client_kwargs(url, normalised(options, url.backend))
-    patience_of(given, str(url))
-    resolved(url, given)
+    settings = _without_client_kwargs(url, normalised(options, url.backend))
+    patience_of(settings, str(url))
+    resolved(url, settings)
 
 
 def obstore_options(url: CheckpointUrl, options: Mapping[str, Any]) -> RemoteOptions:
@@ -70,9 +70,9 @@ def obstore_options(url: CheckpointUrl, options: Mapping[str, Any]) -> RemoteOpt
         InputError: an option has an invalid value.
         StorageError: there are no credentials for S3.
     """
-    given = _without_client_kwargs(url, normalised(options, url.backend))
-    patience = patience_of(given, str(url))
-    config = resolved(url, given)
+    settings = _without_client_kwargs(url, normalised(options, url.backend))
+    patience = patience_of(settings, str(url))
+    config = resolved(url, settings)
     if url.backend == "gs" and "endpoint" in config:
         config["base_url"] = config.pop("endpoint")
     provider = _s3(url, config) if url.backend in ("s3", "r2") else None
@@ -109,9 +109,9 @@ def _s3(url: CheckpointUrl, config: dict[str, Any]) -> Callable[[], AwsKeys] | N
         config.setdefault("virtual_hosted_style_request", False)
     profile = config.pop("profile", None)
     if "access_key_id" in config:
-        given = GivenKeys(config)
-        check_sendable(given())
-        return given
+        keys = GivenKeys(config)
+        check_sendable(keys())
+        return keys
     if is_true(config.get("skip_signature", False)):
         return None
     chain = AwsChain(profile)

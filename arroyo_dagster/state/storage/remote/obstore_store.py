@@ -152,9 +152,9 @@ class ObstoreStore:
         """Read the whole object; see `ObjectStore.read`."""
         key = self._key(path)
         with translated(self.url, path):
-            found = obstore.get(self._remote(), key)
-            check_size(self.url, path, found.meta["size"])  # the body has not been read yet
-            return bytes(found.bytes())
+            response = obstore.get(self._remote(), key)
+            check_size(self.url, path, response.meta["size"])  # the body has not been read yet
+            return bytes(response.bytes())
 
     @_or_through_fsspec
     def read_range(self, path: StatePath, start: int, length: int) -> bytes:
@@ -273,15 +273,15 @@ class ObstoreStore:
         full, skip = self._base + below, len(self._base)
         with translated(self.url, prefix or None):
             try:
-                found = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
+                level = obstore.list_with_delimiter(self._remote(), full.rstrip("/") or None)
             except (exceptions.InvalidPathError, ValueError) as error:
                 return self._twin_since(f"{UNLISTABLE}: {error}").list_dir(prefix)
         # Some consoles mark a directory by an object with its name.
-        inside = [one for one in found["objects"] if one["path"].startswith(full)]
-        if not inside and not found["common_prefixes"]:
+        inside = [item for item in level["objects"] if item["path"].startswith(full)]
+        if not inside and not level["common_prefixes"]:
             self._walk().require_root()
         # obstore sorts directories without the slash, but `a.b/` is before `a/`.
-        directories = sorted(f"{name[skip:]}/" for name in found["common_prefixes"])
+        directories = sorted(f"{name[skip:]}/" for name in level["common_prefixes"])
         return Listing(
             objects=tuple(described(chunk_of(inside, skip))),
             prefixes=tuple(listed_path(name[:-1]) for name in directories),
@@ -293,10 +293,10 @@ class ObstoreStore:
         key = self._key(path)
         with translated(self.url, path):
             try:
-                found = obstore.head(self._remote(), key)
+                info = obstore.head(self._remote(), key)
             except FileNotFoundError:
                 return None
-            return described(chunk_of([found], len(self._base)))[0]
+            return described(chunk_of([info], len(self._base)))[0]
 
     @_or_through_fsspec
     def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
@@ -338,10 +338,10 @@ class ObstoreStore:
                 raise root_missing(self.url) from error
 
     def _size(self, path: StatePath) -> int:
-        found = self.head(path)
-        if found is None:
+        info = self.head(path)
+        if info is None:
             raise NotFoundError("there is no such object", url=self.url, path=path)
-        return found.size_bytes
+        return info.size_bytes
 
     def _walk(self) -> ListingWalk:
         return ListingWalk(
@@ -376,14 +376,14 @@ class ObstoreStore:
 
 
 def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
-    found = obstore_options(url, options)
-    more = {} if found.provider is None else {"credential_provider": found.provider}
+    settings = obstore_options(url, options)
+    more = {} if settings.provider is None else {"credential_provider": settings.provider}
     try:
         return _KINDS[url.backend](
             url.bucket,
-            config=found.config,
-            client_options=http_options(found.patience),
-            retry_config=retry_options(found.patience),
+            config=settings.config,
+            client_options=http_options(settings.patience),
+            retry_config=retry_options(settings.patience),
             **more,
         )
     except (exceptions.UnknownConfigurationKeyError, TypeError, ValueError) as error:

@@ -65,14 +65,14 @@ class ListingWalk:
 
     def _batches(self, below: str, after: str, size: int) -> Iterator[Any]:
         try:
-            found = obstore.list(
+            batches = obstore.list(
                 self.remote(),
                 f"{self.base}{below}".rstrip("/") or None,
                 offset=f"{self.base}{after}" if after else None,
                 chunk_size=size,
                 return_arrow=True,
             )
-            yield from found
+            yield from batches
         except (exceptions.InvalidPathError, ValueError):
             raise
         except Exception as error:
@@ -86,7 +86,7 @@ class ListingWalk:
         # obstore lists a directory's marker `a/` as an object `a`; only empty objects are markers.
         empty = [name for name, size in zip(chunk.names, chunk.sizes, strict=True) if not size]
         missing = concurrently(self._is_missing, empty)
-        markers = frozenset(name for name, gone in zip(empty, missing, strict=True) if gone)
+        markers = frozenset(name for name, lacks in zip(empty, missing, strict=True) if lacks)
         return described(chunk, markers)
 
     def _is_missing(self, name: str) -> bool:
@@ -107,8 +107,8 @@ class ListingWalk:
         if not self.base:
             return
         try:
-            known = next(self._batches("", "", 1), None)
+            batch = next(self._batches("", "", 1), None)
         except (exceptions.InvalidPathError, ValueError):
             return
-        if known is None:
+        if batch is None:
             raise root_missing(self.url)

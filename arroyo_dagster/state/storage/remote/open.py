@@ -134,13 +134,13 @@ def get_storage_provider(url: str | None = None) -> ObjectStore:
     Source: crates/arroyo-state/src/lib.rs, `get_storage_provider`.
     Differs: takes a URL, and this package never reads the environment to find one.
     """
-    wanted = url if url is not None else _CONFIGURED.url
-    if wanted is None:
+    location = url if url is not None else _CONFIGURED.url
+    if location is None:
         raise InputError(
             "no checkpoint URL is configured",
             next_step="give --url, set ARROYO__CHECKPOINT_URL, or call configure(url) first",
         )
-    parsed = parse_url(wanted)
+    parsed = parse_url(location)
     canonical = str(parsed)
     with _CONFIGURED.lock:
         if canonical not in _CONFIGURED.stores:

@@ -49,16 +49,16 @@ def check_option_names(url: CheckpointUrl, options: Mapping[str, Any]) -> None:
     if url.backend not in _OWN:
         return
     client = chosen_client(dict(options), client_of_environment(), str(url))
-    names = {given: next(iter(normalised({given: None}, url.backend))) for given in options}
+    names = {option: next(iter(normalised({option: None}, url.backend))) for option in options}
     own = _EVERYWHERE | _OWN[url.backend] | ({"region"} if url.backend in ("s3", "r2") else set())
-    left = {given: name for given, name in names.items() if name not in own | _TRANSLATED}
+    left = {option: name for option, name in names.items() if name not in own | _TRANSLATED}
     if not left:
         return
     if client == "obstore":
         unknown, others = _unknown_to_obstore(url.backend, left), frozenset[str]()
     else:
         others = _parameters(url.backend)
-        unknown = [given for given, name in left.items() if others and name not in others]
+        unknown = [option for option, name in left.items() if others and name not in others]
     if unknown:
         close = difflib.get_close_matches(left[unknown[0]], sorted(own | others), n=1)
         raise InputError(
@@ -81,7 +81,7 @@ def _unknown_to_obstore(backend: str, names: Mapping[str, str]) -> list[str]:
             return False  # the name is known
         return False
 
-    return [given for given, name in names.items() if is_unknown(name)]
+    return [option for option, name in names.items() if is_unknown(name)]
 
 
 def _parameters(backend: str) -> frozenset[str]:

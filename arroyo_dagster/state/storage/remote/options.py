@@ -65,26 +65,26 @@ def patience_of(options: dict[str, Any], url: str) -> Patience:
     Raises:
         InputError: a value is not a number of zero or more.
     """
-    given = {name: _number(options.pop(name)) for name in Patience.__slots__ if name in options}
-    for name, value in given.items():
+    numbers = {name: _number(options.pop(name)) for name in Patience.__slots__ if name in options}
+    for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise InputError(
                 f"the option {name!r} must be a number of zero or more, not {value!r}",
                 url=url,
                 next_step="correct or remove the option",
             )
-    return Patience(**given)
+    return Patience(**numbers)
 
 
 def _number(value: Any) -> Any:
     """Parse a number in a text, as in environment variables; return other values unchanged."""
     try:
-        found = float(value) if isinstance(value, str) else value
+        number = float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-    if not isinstance(found, float) or not math.isfinite(found):
+    if not isinstance(number, float) or not math.isfinite(number):
         return value
-    return int(found) if found.is_integer() else found
+    return int(number) if number.is_integer() else number
 
 
 def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
@@ -93,20 +93,20 @@ def normalised(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
     Raises:
         InputError: two names of the same option are given.
     """
-    found: dict[str, Any] = {}
-    for given, value in options.items():
-        name = given.lower()
+    named: dict[str, Any] = {}
+    for spelling, value in options.items():
+        name = spelling.lower()
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)
         if name not in _S3_ONLY or backend in ("s3", "r2"):
             name = _ALIASES.get(name, name)
-        if name in found:
+        if name in named:
             raise InputError(
-                f"the option {name!r} is given twice: as {given!r} and under another name",
+                f"the option {name!r} is given twice: as {spelling!r} and under another name",
                 next_step="remove one of them",
             )
-        found[name] = value
-    return found
+        named[name] = value
+    return named
 
 
 def chosen_client(options: dict[str, Any], default: str | None, url: str) -> Client:

@@ -58,20 +58,20 @@ class S3Store(FsspecStore):
     @property
     def filesystem(self) -> Any:
         """The filesystem of s3fs; see `FsspecStore.filesystem`."""
-        found = super().filesystem
-        found.retries = tries_of_s3fs(self._options)
-        return found
+        filesystem = super().filesystem
+        filesystem.retries = tries_of_s3fs(self._options)
+        return filesystem
 
     def list(self, prefix: str = "", *, start_after: str | None = None) -> Iterator[ObjectInfo]:
         """Iterate over all objects below a directory; see `ObjectStore.list`."""
         below, after = stored_prefix(prefix), stored_start(start_after)
         empty = True
         for page in self._pages(below, after):
-            for found in page.get("Contents", ()):
+            for info in page.get("Contents", ()):
                 empty = False
                 # Some consoles mark a directory by a key equal to the prefix.
-                if found["Key"] != self._prefix + below:
-                    yield self._listed(found)
+                if info["Key"] != self._prefix + below:
+                    yield self._listed(info)
         if empty:
             self._require_root()
 
@@ -81,10 +81,10 @@ class S3Store(FsspecStore):
         objects: list[ObjectInfo] = []
         prefixes: list[StatePath] = []
         for page in self._pages(below, "", Delimiter="/"):
-            found = (one for one in page.get("Contents", ()) if one["Key"] != self._prefix + below)
-            objects.extend(map(self._listed, found))
-            for one in page.get("CommonPrefixes", ()):
-                stored = one["Prefix"].removeprefix(self._prefix).removesuffix("/")
+            infos = (obj for obj in page.get("Contents", ()) if obj["Key"] != self._prefix + below)
+            objects.extend(map(self._listed, infos))
+            for item in page.get("CommonPrefixes", ()):
+                stored = item["Prefix"].removeprefix(self._prefix).removesuffix("/")
                 prefixes.append(listed_path(stored))
         if not objects and not prefixes:
             self._require_root()
@@ -178,15 +178,15 @@ class S3Store(FsspecStore):
         failed: dict[str, str] = {}
         for pause in (*_DELETE_PAUSES_SECONDS, None):
             try:
-                found = self._delete_batch(keys)
+                failures = self._delete_batch(keys)
             except Exception as error:
                 # The client has already retried the whole request several times.
                 return failed | dict.fromkeys(keys, explained(error)[0])
-            again = [key for key, reason in found.items() if not lasts(reason)]
-            if pause is None or not again:
-                return failed | found
-            failed |= {key: found[key] for key in found if key not in again}
-            keys = again
+            retried = [key for key, reason in failures.items() if not lasts(reason)]
+            if pause is None or not retried:
+                return failed | failures
+            failed |= {key: failures[key] for key in failures if key not in retried}
+            keys = retried
             time.sleep(pause)
         return failed
 
@@ -194,15 +194,15 @@ class S3Store(FsspecStore):
         """Delete keys with one request; return those that it does not report as deleted."""
         request = {"Objects": [{"Key": key} for key in keys]}
         answer = self.filesystem.call_s3("delete_objects", Bucket=self._bucket, Delete=request)
-        errors = {one.get("Key"): one for one in answer.get("Errors", ())}
-        gone = {one.get("Key") for one in answer.get("Deleted", ())}
-        gone.update(key for key, one in errors.items() if one.get("Code") == "NoSuchKey")
+        errors = {item.get("Key"): item for item in answer.get("Errors", ())}
+        deleted = {item.get("Key") for item in answer.get("Deleted", ())}
+        deleted.update(key for key, item in errors.items() if item.get("Code") == "NoSuchKey")
         return {
             key: f"{errors[key].get('Code', 'error')}: {errors[key].get('Message', '')}"
             if key in errors
             else "the store's answer does not name this key"
             for key in keys
-            if key not in gone
+            if key not in deleted
         }
 
     def _pages(self, below: str, after: str, **more: str) -> Iterator[Mapping[str, Any]]:

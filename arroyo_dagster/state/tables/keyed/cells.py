@@ -71,8 +71,8 @@ def column_of(field: pa.Field) -> CellColumn:
     kind, types = field.type, pa.types
     if _is_text(kind):
         return _TextColumn(kind, nullable=field.nullable)
-    known = types.is_boolean(kind) or types.is_primitive(kind) or types.is_decimal(kind)
-    if not known or types.is_null(kind):
+    is_fixed = types.is_boolean(kind) or types.is_primitive(kind) or types.is_decimal(kind)
+    if not is_fixed or types.is_null(kind):
         raise InputError(
             f"a column of type {kind} cannot be part of keyed state",
             column=field.name,
@@ -110,9 +110,9 @@ def grown(cells: npt.NDArray[Any], slots: int) -> npt.NDArray[Any]:
     """Return the same cells with room for at least `slots`; new cells are 0."""
     if slots <= len(cells):
         return cells
-    found = np.zeros((max(slots, int(len(cells) * _GROWTH), 64), *cells.shape[1:]), cells.dtype)
-    found[: len(cells)] = cells
-    return found
+    larger = np.zeros((max(slots, int(len(cells) * _GROWTH), 64), *cells.shape[1:]), cells.dtype)
+    larger[: len(cells)] = cells
+    return larger
 
 
 class _Validity:
@@ -178,8 +178,8 @@ class _FixedColumn:
         cells = self._cells[slots]
         kind = pa.uint8() if self._boolean else self.kind
         bitmap = self._validity.bitmap(slots)
-        found = pa.Array.from_buffers(kind, len(slots), [bitmap, pa.py_buffer(cells)])
-        return found.cast(self.kind) if self._boolean else found
+        array = pa.Array.from_buffers(kind, len(slots), [bitmap, pa.py_buffer(cells)])
+        return array.cast(self.kind) if self._boolean else array
 
     def clear(self, slots: Slots) -> None:
         self._cells[slots] = 0
@@ -266,8 +266,8 @@ class _TextColumn:
         same &= ~short | (mine[:, 1] == theirs[:, 1])
         long = np.flatnonzero(same & ~short)
         if len(long):
-            found = pc.equal(self.take(slots[long]), values.take(pa.array(rows[long])))
-            same[long] = found.to_numpy(zero_copy_only=False)
+            equal = pc.equal(self.take(slots[long]), values.take(pa.array(rows[long])))
+            same[long] = equal.to_numpy(zero_copy_only=False)
         return same
 
     def _release(self, slots: Slots) -> None:
@@ -291,13 +291,13 @@ class _TextColumn:
 
 
 def _lengths(cells: Words) -> Words:
-    found: Words = cells[:, 0] & _BITS_OF_LENGTH
-    return found
+    lengths: Words = cells[:, 0] & _BITS_OF_LENGTH
+    return lengths
 
 
 def _bytes_of(values: pa.Array, rows: Slots) -> pa.Array:
     """Return some values as large binary, from the beginning of their buffers."""
-    taken = values.take(pa.array(rows))
-    if pa.types.is_fixed_size_binary(taken.type):
-        taken = taken.cast(pa.binary())
-    return taken.cast(pa.large_binary())
+    selected = values.take(pa.array(rows))
+    if pa.types.is_fixed_size_binary(selected.type):
+        selected = selected.cast(pa.binary())
+    return selected.cast(pa.large_binary())

@@ -90,12 +90,12 @@ class OwnerChains:
         """Remove rows, by slots that differ from each other."""
         if not len(slots):
             return
-        gone = np.sort(slots)
-        before, _ = _past(gone, self._previous[gone])
-        after, _ = _past(gone, self._next[gone])
-        _, runs_on = _past(gone, self._previous[gone], jump=False)
+        removed = np.sort(slots)
+        before, _ = _past(removed, self._previous[removed])
+        after, _ = _past(removed, self._next[removed])
+        _, runs_on = _past(removed, self._previous[removed], jump=False)
         starts = ~runs_on
-        owners = self._owner[gone]
+        owners = self._owner[removed]
         left, right, of = before[starts], after[starts], owners[starts]
         self._next[left[left >= 0]] = right[left >= 0]
         self._head[of[left < 0]] = right[left < 0]
@@ -107,36 +107,36 @@ class OwnerChains:
     def rows_of(self, keys: Sequence[pa.Array]) -> tuple[Slots, Slots]:
         """Return the slots of the rows of each key, in order of the keys, and how many each has."""
         owners = self._owners.find(self._owners.keys_of(keys))
-        known = owners >= 0
+        exists = owners >= 0
         counts = np.zeros(len(owners), np.int64)
-        counts[known] = self._count[owners[known]]
+        counts[exists] = self._count[owners[exists]]
         starts = np.cumsum(counts) - counts
-        found = np.zeros(int(counts.sum()), np.int64)
+        slots = np.zeros(int(counts.sum()), np.int64)
         long = np.flatnonzero(counts > _SHORT_CHAIN)
         links = memoryview(self._next)  # type: ignore[arg-type]
         for place in long.tolist():
-            at, start = int(self._head[owners[place]]), int(starts[place])
+            slot, start = int(self._head[owners[place]]), int(starts[place])
             for offset in range(int(counts[place])):
-                found[start + offset] = at
-                at = links[at]
+                slots[start + offset] = slot
+                slot = links[slot]
         short = np.flatnonzero((counts > 0) & (counts <= _SHORT_CHAIN))
         at_all = self._head[owners[short]]
         step = 0
         while len(short):
-            found[starts[short] + step] = at_all
+            slots[starts[short] + step] = at_all
             step += 1
             more = counts[short] > step
             short, at_all = short[more], self._next[at_all[more]]
-        return found, counts
+        return slots, counts
 
     def next_positions(self, keys: Sequence[pa.Array]) -> Slots:
         """Return the position at which each row is appended; rows of one key follow each other."""
-        wanted = self._owners.keys_of(keys)
-        owners = self._owners.find(wanted)
-        known = owners >= 0
+        owner_keys = self._owners.keys_of(keys)
+        owners = self._owners.find(owner_keys)
+        exists = owners >= 0
         ends = np.zeros(len(owners), np.int64)
-        ends[known] = self._end[owners[known]]
-        numbers = wanted.groups()
+        ends[exists] = self._end[owners[exists]]
+        numbers = owner_keys.groups()
         order = np.argsort(numbers, kind="stable")
         grouped = numbers[order]
         first = np.ones(len(order), bool)
@@ -154,13 +154,13 @@ def _past(gone: Slots, links: _Links, *, jump: bool = True) -> tuple[_Links, npt
     Returns:
         Where each link leads, and which led into `gone` at first.
     """
-    found = links.copy()
-    places = np.minimum(np.searchsorted(gone, found), len(gone) - 1)
-    inside = gone[places] == found
+    targets = links.copy()
+    places = np.minimum(np.searchsorted(gone, targets), len(gone) - 1)
+    inside = gone[places] == targets
     if jump:
         # Each round doubles how far a link leads.
         into = np.where(inside, places, _NONE)
         while (left := np.flatnonzero(into >= 0)).size:
             over = into[left]
-            found[left], into[left] = found[over], into[over]
-    return found, inside
+            targets[left], into[left] = targets[over], into[over]
+    return targets, inside

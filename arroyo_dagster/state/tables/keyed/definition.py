@@ -202,7 +202,7 @@ def _config(
     for field in values:
         column_of(field)
     names = [field.name for field in (*identity, *values)]
-    if len(set(names)) < len(names) or any(one.startswith("_") for one in names):
+    if len(set(names)) < len(names) or any(column.startswith("_") for column in names):
         raise InputError(
             "columns of keyed state have names of their own, which do not begin with _",
             table=name,
@@ -270,7 +270,7 @@ def _columns(given: ColumnTypes, name: str) -> tuple[pa.Field, ...]:
 
 def _optional(given: Any) -> tuple[Any, bool]:
     if isinstance(given, UnionType) or typing.get_origin(given) is typing.Union:
-        rest: Sequence[Any] = [one for one in typing.get_args(given) if one is not NoneType]
+        rest: Sequence[Any] = [kind for kind in typing.get_args(given) if kind is not NoneType]
         if len(rest) == 1:
             return rest[0], True
     return given, False

@@ -22,7 +22,7 @@ def arrays_of(given: Given, fields: Fields, table: str) -> list[pa.Array]:
         InputError: other columns or types, or a null where none is allowed.
     """
     try:
-        found = [
+        columns = [
             _array(column, field)
             for column, field in zip(_split(given, fields), fields, strict=True)
         ]
@@ -32,9 +32,9 @@ def arrays_of(given: Given, fields: Fields, table: str) -> list[pa.Array]:
             table=table,
             expected=[f"{field.name}: {field.type}" for field in fields],
         ) from error
-    if len({len(column) for column in found}) > 1:
+    if len({len(column) for column in columns}) > 1:
         raise InputError("the columns have different lengths", table=table)
-    for column, field in zip(found, fields, strict=True):
+    for column, field in zip(columns, fields, strict=True):
         if column.null_count and not field.nullable:
             raise InputError(
                 "a column without nulls contains a null",
@@ -42,7 +42,7 @@ def arrays_of(given: Given, fields: Fields, table: str) -> list[pa.Array]:
                 column=field.name,
                 nulls=column.null_count,
             )
-    return found
+    return columns
 
 
 def _split(given: Given, fields: Fields) -> Sequence[Any]:

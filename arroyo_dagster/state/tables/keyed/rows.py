@@ -135,14 +135,14 @@ class KeyedRows:
     def _take_slots(self, count: int) -> Slots:
         used = min(count, self._free_count)
         self._free_count -= used
-        taken = self._free[self._free_count : self._free_count + used][::-1].astype(np.int64)
+        reused = self._free[self._free_count : self._free_count + used][::-1].astype(np.int64)
         fresh = np.arange(self.slots, self.slots + count - used)
         if len(fresh):
             self.slots += len(fresh)
             self.index.grow(self.slots)
             for column in (*self.keys, *self.values):
                 column.grow(self.slots)
-        return np.concatenate([taken, fresh]) if used else fresh
+        return np.concatenate([reused, fresh]) if used else fresh
 
     def put(self, slots: Slots, values: Sequence[pa.Array]) -> None:
         """Write values; the slots differ from each other."""
@@ -164,10 +164,10 @@ class KeyedRows:
 
     def sizes(self, slots: Slots) -> Slots:
         """Return the bytes of the texts of each row."""
-        found = np.zeros(len(slots), np.int64)
+        sizes = np.zeros(len(slots), np.int64)
         for column in (*self.keys, *self.values):
-            found += column.sizes(slots)
-        return found
+            sizes += column.sizes(slots)
+        return sizes
 
     def drop(self, slots: Slots) -> None:
         """Remove keys, by slots that differ from each other."""

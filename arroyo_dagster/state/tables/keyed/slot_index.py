@@ -44,24 +44,24 @@ class SlotIndex:
 
     def find(self, codes: Words, same: Same) -> Slots:
         """Return the slot of each key, or `ABSENT`."""
-        found: Slots = np.full(len(codes), ABSENT, np.int64)
-        rows, at = np.arange(len(codes)), self._home(codes)
+        found_slots: Slots = np.full(len(codes), ABSENT, np.int64)
+        rows, cells = np.arange(len(codes)), self._home(codes)
         while len(rows):
-            slots = self._table[at]
+            slots = self._table[cells]
             if (slots == _EMPTY).any():
                 left = slots != _EMPTY
-                rows, at, slots = rows[left], at[left], slots[left]
+                rows, cells, slots = rows[left], cells[left], slots[left]
                 if not len(rows):
                     break
             hits = np.flatnonzero((self._codes[slots] == codes[rows]) & (slots >= 0))
             if len(hits):
                 hits = hits[same(slots[hits].astype(np.int64), rows[hits])]
-                found[rows[hits]] = slots[hits]
+                found_slots[rows[hits]] = slots[hits]
                 left = np.ones(len(rows), bool)
                 left[hits] = False
-                rows, at = rows[left], at[left]
-            at = self._next(at)
-        return found
+                rows, cells = rows[left], cells[left]
+            cells = self._next(cells)
+        return found_slots
 
     def insert(self, codes: Words, slots: Slots) -> None:
         """Add keys that are not in the table, each once."""
@@ -73,23 +73,23 @@ class SlotIndex:
             self._place(codes, slots)
 
     def _place(self, codes: Words, slots: Slots) -> None:
-        at, left = self._home(codes), slots.astype(np.int32)
+        cells, left = self._home(codes), slots.astype(np.int32)
         while len(left):
-            before = self._table[at]
+            before = self._table[cells]
             free = before < 0
-            self._table[at[free]] = left[free]
-            won = self._table[at] == left
+            self._table[cells[free]] = left[free]
+            won = self._table[cells] == left
             self._used += int(np.count_nonzero(won & (before == _EMPTY)))
-            at, left = self._next(at[~won]), left[~won]
+            cells, left = self._next(cells[~won]), left[~won]
 
     def remove(self, slots: Slots) -> None:
         """Remove entries, each once."""
-        at, left = self._home(self._codes[slots]), slots.astype(np.int32)
+        cells, left = self._home(self._codes[slots]), slots.astype(np.int32)
         self._live -= len(slots)
         while len(left):
-            found = self._table[at] == left
-            self._table[at[found]] = _REMOVED
-            at, left = self._next(at[~found]), left[~found]
+            match = self._table[cells] == left
+            self._table[cells[match]] = _REMOVED
+            cells, left = self._next(cells[~match]), left[~match]
 
     def _rebuild(self, codes: Words, slots: Slots) -> None:
         """Rebuild the table without removed entries, with room for as many more."""

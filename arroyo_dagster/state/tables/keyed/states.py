@@ -38,11 +38,11 @@ class ValueState(KeyedView):
         if columns is None:
             kind = joined([pa.array([], f.type) for f in self.definition.values], self._values).type
             return pa.nulls(len(slots), kind)
-        found = joined(columns, self._values)
+        values = joined(columns, self._values)
         if (slots >= 0).all():
-            return found
+            return values
         places = pa.array(np.arange(len(slots)), mask=slots < 0)
-        return found.take(places)
+        return values.take(places)
 
     def contains_many(self, keys: Given) -> pa.BooleanArray:
         """Return for each key whether it has a value. Errors as `get_many`."""
@@ -56,9 +56,9 @@ class ValueState(KeyedView):
                 nothing changed.
         """
         columns = self._given_keys(keys)
-        given = arrays_of(values, self._values, self._name)
-        _same_length(self._name, columns, given)
-        self._write(self._keys(columns), given)
+        value_columns = arrays_of(values, self._values, self._name)
+        _same_length(self._name, columns, value_columns)
+        self._write(self._keys(columns), value_columns)
 
     def remove_many(self, keys: Given) -> None:
         """Remove the values of some keys, where there are any. Errors as `get_many`."""
@@ -161,10 +161,10 @@ class ListState(OwnedRows):
                 nothing changed.
         """
         columns = self._given_keys(keys)
-        given = arrays_of(items, self.definition.values, self._name)
-        _same_length(self._name, columns, given)
+        item_columns = arrays_of(items, self.definition.values, self._name)
+        _same_length(self._name, columns, item_columns)
         positions = pa.array(self._chains.next_positions(columns))
-        self._write(self._keys([*columns, positions]), given)
+        self._write(self._keys([*columns, positions]), item_columns)
 
     def put_many(self, keys: Given, lists: pa.ListArray) -> None:
         """Replace the list of each key.
@@ -178,16 +178,16 @@ class ListState(OwnedRows):
             raise InputError("a key is given twice, with a list each", table=self._name)
         lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
         owners = pc.list_parent_indices(lists)
-        given = arrays_of(lists.flatten(), self.definition.values, self._name)
+        item_columns = arrays_of(lists.flatten(), self.definition.values, self._name)
         self.remove_many(keys)
         if len(owners):
-            taken = joined([column.take(owners) for column in columns], self.definition.keys)
-            self.append_many(taken, joined(given, self.definition.values))
+            key_columns = joined([column.take(owners) for column in columns], self.definition.keys)
+            self.append_many(key_columns, joined(item_columns, self.definition.values))
 
     def get(self, key: Any) -> list[Any]:
         """Return the list of one key as Python values; empty if it has none."""
-        found: list[Any] = self.get_many([key])[0].as_py()
-        return found
+        values: list[Any] = self.get_many([key])[0].as_py()
+        return values
 
     def append(self, key: Any, item: Any) -> None:
         """Append one item to the list of a key. Errors as `append_many`."""
@@ -224,8 +224,8 @@ class MapState(OwnedRows):
         slots = self._find(self._entry_keys(keys, map_keys))
         if not self._rows.slots:
             return pa.nulls(len(slots), self._item_type)
-        found = joined(self._rows.take_values(np.maximum(slots, 0)), self.definition.values)
-        return found.take(pa.array(np.arange(len(slots)), mask=slots < 0))
+        values = joined(self._rows.take_values(np.maximum(slots, 0)), self.definition.values)
+        return values.take(pa.array(np.arange(len(slots)), mask=slots < 0))
 
     @property
     def _item_type(self) -> pa.DataType:
@@ -238,10 +238,10 @@ class MapState(OwnedRows):
         Raises:
             InputError: as `get_many`, or the numbers differ; nothing changed.
         """
-        given = arrays_of(values, self.definition.values, self._name)
-        found = self._entry_keys(keys, map_keys)
-        _same_length(self._name, found.columns, given)
-        self._write(found, given)
+        value_columns = arrays_of(values, self.definition.values, self._name)
+        entry_keys = self._entry_keys(keys, map_keys)
+        _same_length(self._name, entry_keys.columns, value_columns)
+        self._write(entry_keys, value_columns)
 
     def remove_entries(self, keys: Given, map_keys: Given) -> None:
         """Remove one entry of the map of each key, if it is there. Errors as `get_many`."""

@@ -50,8 +50,8 @@ class Timers(KeyedView):
             InputError: the keys are not of the registered types, a time is null, or their numbers
                 differ; nothing changed.
         """
-        wanted = self._timer_keys(keys, times)
-        self._write(wanted.take(np.flatnonzero(self._find(wanted) < 0)), ())
+        timers = self._timer_keys(keys, times)
+        self._write(timers.take(np.flatnonzero(self._find(timers) < 0)), ())
 
     def cancel_many(self, keys: Given, times: Given) -> None:
         """Cancel timers, if they are registered. Errors as `register_many`."""
@@ -66,15 +66,15 @@ class Timers(KeyedView):
         self.cancel_many([key], [time_micros * NANOS_PER_MICRO])
 
     def _timer_keys(self, keys: Given, times: Given) -> Keys:
-        given = [
+        columns = [
             *arrays_of(times, self.definition.entry, self._name),
             *self._given_keys(keys),
         ]
-        if len({len(column) for column in given}) > 1:
+        if len({len(column) for column in columns}) > 1:
             raise InputError(
-                f"{len(given[1])} keys were given, and {len(given[0])} times", table=self._name
+                f"{len(columns[1])} keys were given, and {len(columns[0])} times", table=self._name
             )
-        return self._keys(given)
+        return self._keys(columns)
 
     # ---- firing ----------------------------------------------------------------------------------
 
@@ -154,15 +154,15 @@ class _TimeQueue:
     def take(self, until: int) -> tuple[_Times, Slots]:
         """Remove and return what is at or before a time."""
         self._sort_fresh()
-        taken: list[tuple[_Times, Slots]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        due: list[tuple[_Times, Slots]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         left = []
         for times, slots in self._runs:
             end = int(np.searchsorted(times, until, side="right"))
-            taken.append((times[:end], slots[:end]))
+            due.append((times[:end], slots[:end]))
             if end < len(times):
                 left.append((times[end:], slots[end:]))
         self._runs = left
-        times, slots = (np.concatenate(parts) for parts in zip(*taken, strict=True))
+        times, slots = (np.concatenate(parts) for parts in zip(*due, strict=True))
         self._count -= len(slots)
         return times, slots
 

@@ -78,8 +78,8 @@ class KeyedView:
     def _find(self, keys: Keys) -> Slots:
         """Return the slots of the keys that have a row, or -1."""
         slots = self._rows.find(keys)
-        known = slots >= 0
-        slots[known] = np.where(self._is_live(slots[known]), slots[known], -1)
+        exists = slots >= 0
+        slots[exists] = np.where(self._is_live(slots[exists]), slots[exists], -1)
         return slots
 
     def _write(self, keys: Keys, values: Sequence[pa.Array]) -> None:
@@ -130,11 +130,11 @@ class KeyedView:
         self._live -= len(slots)
         self._state[slots] &= ~_LIVE
         stored = (self._state[slots] & _STORED) != 0
-        kept, gone = slots[stored], slots[~stored]
+        kept, unstored = slots[stored], slots[~stored]
         # The barrier writes what was stored as deleted, so its key stays until then.
         self._mark(kept)
         self._rows.clear_values(kept)
-        self._forget_slots(gone)
+        self._forget_slots(unstored)
 
     def _forget_slots(self, slots: Slots) -> None:
         self._state[slots] = 0
@@ -162,15 +162,15 @@ class KeyedView:
         """
         slots = self._changed_slots()
         live = self._is_live(slots)
-        gone = slots[~live]
-        found = [
+        deleted = slots[~live]
+        batches = [
             RecordBatch(self._batch(part, epoch), self._deletes(part))
-            for part in self._slices(gone)
+            for part in self._slices(deleted)
         ]
-        found += [
+        batches += [
             RecordBatch(self._batch(part, epoch), INSERT) for part in self._slices(slots[live])
         ]
-        return found
+        return batches
 
     def _changed_slots(self) -> Slots:
         slots: Slots = np.unique(np.concatenate([np.zeros(0, np.int64), *self._changed]))
@@ -264,9 +264,9 @@ class KeyedView:
         kept = kept[_newest_rows(keys, generations, kept)]
         slots = self._rows.find(keys.take(kept))
         # Of equal generations the first row wins, as in `tables.generational`.
-        known = np.flatnonzero(slots >= 0)
-        newer = generations[kept[known]] > self._generation[slots[known]]
-        kept = np.sort(np.concatenate([kept[slots < 0], kept[known[newer]]]))
+        existing = np.flatnonzero(slots >= 0)
+        newer = generations[kept[existing]] > self._generation[slots[existing]]
+        kept = np.sort(np.concatenate([kept[slots < 0], kept[existing[newer]]]))
         places = pa.array(kept)
         slots = self._slots_for(keys.take(kept))
         values = columns[count : count + len(self.definition.values)]
@@ -291,8 +291,8 @@ class KeyedView:
                 next_step="keep the files and report them",
             )
         deletes = np.flatnonzero(kinds)
-        found = self._rows.find(keys.take(deletes))
-        gone = np.unique(found[found >= 0])
+        slots = self._rows.find(keys.take(deletes))
+        gone = np.unique(slots[slots >= 0])
         self._left(gone)
         self._live -= len(gone)
         self._forget_slots(gone)

@@ -115,16 +115,16 @@ class Catalogue:
 
     def describe(self, operator: str, config: TableConfig) -> KnownTable | None:
         """Return the best match for a table without reading its bytes; None = no match."""
-        found = self.find(operator, config)
-        of_version = [known for known in found if known.has_version(config.state_version)]
-        return next(iter(of_version or found), None)
+        options = self.find(operator, config)
+        of_version = [known for known in options if known.has_version(config.state_version)]
+        return next(iter(of_version or options), None)
 
     def owner_of(self, operator: str, config: TableConfig) -> str | None:
         """Return a table's owner without reading its bytes; several, if only these decide."""
-        found = self.find(operator, config)
-        of_version = [known for known in found if known.has_version(config.state_version)]
+        options = self.find(operator, config)
+        of_version = [known for known in options if known.has_version(config.state_version)]
         owners = dict.fromkeys(known.owner for known in of_version if not known.releases)
-        return " or ".join(owners) or (found[0].owner if found else None)
+        return " or ".join(owners) or (options[0].owner if options else None)
 
     def form_of(
         self, operator: str, config: TableConfig, entries: Mapping[bytes, tuple[int, bytes]]
@@ -142,13 +142,13 @@ class Catalogue:
         if config.key_type is not None and config.value_type is not None:
             known = self.describe(operator, config)
             return TableForm(known=known, key_type=config.key_type, value_type=config.value_type)
-        found = self.find(operator, config)
-        if not found:
+        options = self.find(operator, config)
+        if not options:
             return TableForm(problem=_unknown(operator, config))
         versions = {version for version, _ in entries.values()} or {config.state_version}
-        fitting = [one for one in found if all(map(one.has_version, versions))]
+        fitting = [option for option in options if all(map(option.has_version, versions))]
         if not fitting:
-            return TableForm(known=found[0], problem=_other_version(found[0], config, versions))
+            return TableForm(known=options[0], problem=_other_version(options[0], config, versions))
         return _first_fit(fitting, config, entries)
 
     def decode_commit_data(
@@ -159,8 +159,8 @@ class Catalogue:
         Returns:
             The value and its type; None if there is no data, or its type is unknown.
         """
-        found = self.find(operator, config)
-        kinds = [known.commit_type for known in found if known.commit is not None]
+        options = self.find(operator, config)
+        kinds = [known.commit_type for known in options if known.commit is not None]
         for codec in map(_codec_of, kinds if data else ()):
             try:
                 return codec.decode(data), codec.type
@@ -227,9 +227,9 @@ def _unknown(operator: str, config: TableConfig) -> str:
 
 
 def _other_version(known: KnownTable, config: TableConfig, versions: Collection[int]) -> str:
-    found = ", ".join(map(str, sorted(versions)))
+    text = ", ".join(map(str, sorted(versions)))
     return (
-        f"the entries are of state version {found}, which is not known of the {known.owner}, so "
+        f"the entries are of state version {text}, which is not known of the {known.owner}, so "
         f"they are shown as bytes. Register it with state_version=…: {_how_to_register(config)}"
     )
 

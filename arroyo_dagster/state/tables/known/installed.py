@@ -21,8 +21,8 @@ _METADATA = (".dist-info", ".egg-info", "egg-info")
 
 def entry_points(*, group: str) -> Collection[EntryPoint]:
     """Return the entry points of a group, of all packages that this process can import."""
-    foreign = (one for one in sys.meta_path if one is not PathFinder)
-    if not any(hasattr(one, "find_distributions") for one in foreign) and not any(
+    foreign = (finder for finder in sys.meta_path if finder is not PathFinder)
+    if not any(hasattr(finder, "find_distributions") for finder in foreign) and not any(
         _may_mention(group, Path(folder)) for folder in sys.path
     ):
         return ()

@@ -27,12 +27,12 @@ class KeyRows:
 
     def mask(self, rows: pa.Table) -> pa.ChunkedArray | pa.Array:
         """Return for each row whether it is one of them."""
-        found = pa.array([True] * rows.num_rows, pa.bool_())
-        for at, value in zip(self.columns, self.values, strict=True):
-            column = rows.column(at)
+        mask = pa.array([True] * rows.num_rows, pa.bool_())
+        for index, value in zip(self.columns, self.values, strict=True):
+            column = rows.column(index)
             same = pc.is_null(column) if not value.is_valid else pc.equal(column, value)
-            found = pc.and_(found, pc.fill_null(same, False))
-        return found
+            mask = pc.and_(mask, pc.fill_null(same, False))
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def removed_rows(
 
 def inserts(operations: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return which of the operations insert their row."""
-    found = operations
-    if pa.types.is_dictionary(found.type):
-        found = found.cast(found.type.value_type)
-    return pc.equal(found, INSERT)
+    kinds = operations
+    if pa.types.is_dictionary(kinds.type):
+        kinds = kinds.cast(kinds.type.value_type)
+    return pc.equal(kinds, INSERT)

@@ -99,7 +99,7 @@ def merge_pairs(
 def _written(
     config: TableConfig, writes: LastWrites, name: Callable[[str], StatePath], merge: PairsMerge
 ) -> list[tuple[StatePath, bytes]]:
-    found = []
+    files = []
     for version, (keys, seconds) in writes.by_version().items():
         removals = version == REMOVED
         if removals and merge.from_oldest:
@@ -111,14 +111,14 @@ def _written(
             version=config.state_version if removals else version,
         )
         suffix = REMOVED_SUFFIX if removals else ""
-        found.append((name(suffix + compacted(merge.level)), data))
-    if not found:
+        files.append((name(suffix + compacted(merge.level)), data))
+    if not files:
         none = pa.array([], pa.binary())
         data = encode_pair_columns(
             none, none, GLOBAL_KEY_VALUE_SCHEMA, version=config.state_version
         )
-        found.append((name(compacted(merge.level)), data))
-    return found
+        files.append((name(compacted(merge.level)), data))
+    return files
 
 
 def _read_back(store: ObjectStore, files: Sequence[tuple[StatePath, int]]) -> RowsDigest:

@@ -36,9 +36,9 @@ def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
     starts = np.array([keys.start for keys in ranges], np.uint64)
     ends = np.array([keys.end for keys in ranges], np.uint64)
     low, high = hashes.min(), hashes.max()
-    for at, keys in enumerate(ranges):
+    for index, keys in enumerate(ranges):
         if keys.covers(int(low), int(high)):
-            return [(at, rows)]
+            return [(index, rows)]
     owners = np.searchsorted(starts, hashes, side="right") - 1
     owners[(owners < 0) | (hashes > ends[owners])] = -1
     return _split_by_owner(rows, owners, len(ranges))
@@ -47,12 +47,12 @@ def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
 def _split_by_owner(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -> list[Route]:
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(count + 1))
-    taken = rows.take(pa.array(order[edges[0] :]))
+    ordered = rows.take(pa.array(order[edges[0] :]))
     base = int(edges[0])
     return [
-        (at, taken.slice(int(edges[at]) - base, int(edges[at + 1] - edges[at])))
-        for at in range(count)
-        if edges[at + 1] > edges[at]
+        (i, ordered.slice(int(edges[i]) - base, int(edges[i + 1] - edges[i])))
+        for i in range(count)
+        if edges[i + 1] > edges[i]
     ]
 
 
@@ -111,16 +111,16 @@ class RangeFiles:
         """Append rows to the key range with the index `at`."""
         if not rows.num_rows:
             return
-        found = self._open.get(at)
-        if found is None:
-            found = self._open[at] = _Open(self._encoder())
-        found.waiting.append(rows)
-        found.waiting_bytes += rows.nbytes
-        found.waiting_rows += rows.num_rows
-        if found.waiting_rows >= self._form.row_group_rows:
+        file = self._open.get(at)
+        if file is None:
+            file = self._open[at] = _Open(self._encoder())
+        file.waiting.append(rows)
+        file.waiting_bytes += rows.nbytes
+        file.waiting_rows += rows.num_rows
+        if file.waiting_rows >= self._form.row_group_rows:
             self._encode(at)
-        elif sum(one.waiting_bytes for one in self._open.values()) > self._form.memory_bytes:
-            self._encode(max(self._open, key=lambda one: self._open[one].waiting_bytes))
+        elif sum(file.waiting_bytes for file in self._open.values()) > self._form.memory_bytes:
+            self._encode(max(self._open, key=lambda file: self._open[file].waiting_bytes))
 
     def _encoder(self) -> RowsEncoder:
         hash_at = len(self._schema) - 2
@@ -132,9 +132,9 @@ class RangeFiles:
         )
 
     def _encode(self, at: int) -> None:
-        one = self._open[at]
-        self._write(one)
-        if one.encoder.size_bytes >= self._form.file_bytes:
+        file = self._open[at]
+        self._write(file)
+        if file.encoder.size_bytes >= self._form.file_bytes:
             self._close(at)
 
     def _write(self, one: _Open) -> None:
@@ -151,24 +151,24 @@ class RangeFiles:
 
     def close(self) -> Mapping[int, Sequence[TimeFile]]:
         """Write the remaining rows, and return all files: by key range, in replay order."""
-        for at in sorted(self._open):
-            self._close(at)
-        return {at: self._closed[at] for at in sorted(self._closed)}
+        for index in sorted(self._open):
+            self._close(index)
+        return {index: self._closed[index] for index in sorted(self._closed)}
 
     def close_files(self) -> None:
         """Close the open files; later rows are written to new ones."""
-        for at in list(self._open):
-            self._close(at)
+        for index in list(self._open):
+            self._close(index)
 
     def _close(self, at: int) -> None:
-        one = self._open.pop(at)
-        if one.waiting:
-            self._write(one)
-        data = one.encoder.finish()
+        file = self._open.pop(at)
+        if file.waiting:
+            self._write(file)
+        data = file.encoder.finish()
         path = self._name(self._merge.ranges[at], compacted(self._merge.level))
         self._store.put(path, data)
         self.sizes[path] = len(data)
-        self._closed.setdefault(at, []).append(self._described(one, path))
+        self._closed.setdefault(at, []).append(self._described(file, path))
 
     def _described(self, one: _Open, path: StatePath) -> TimeFile:
         inputs = self._merge.inputs

@@ -81,14 +81,14 @@ class RewriteTask:
     @property
     def inputs(self) -> tuple[TimeFile, ...]:
         """The files that hold rows of this part, in the order in which a restore reads them."""
-        files = (one.file for one in self.table.inputs)
+        files = (entry.file for entry in self.table.inputs)
         return tuple(f for f in files if self.keys.intersects(f.min_routing_key, f.max_routing_key))
 
     @property
     def size_bytes(self) -> int:
         """The total size of its inputs, which may also hold rows of other parts."""
         inside = {file.path for file in self.inputs}
-        return sum(one.size_bytes for one in self.table.inputs if one.file.path in inside)
+        return sum(entry.size_bytes for entry in self.table.inputs if entry.file.path in inside)
 
     def output(self) -> StatePath:
         """Return a name that no other attempt and no object of Arroyo has."""
@@ -110,11 +110,11 @@ def unwritable(config: ExpiringTimeKeyConfig) -> str | None:
     """
     schema = file_schema(config)
     try:
-        found = read_facts(encode_rows(schema.empty_table()), config.table).schema
+        written = read_facts(encode_rows(schema.empty_table()), config.table).schema
     except (pa.ArrowException, OSError) as error:
         return f"its columns cannot be written here ({error})"
-    if not found.equals(schema, check_metadata=True):
-        wrong = [a.name for a, b in zip(schema, found, strict=True) if not a.equals(b, True)]
+    if not written.equals(schema, check_metadata=True):
+        wrong = [a.name for a, b in zip(schema, written, strict=True) if not a.equals(b, True)]
         return f"its columns cannot be written back exactly: {', '.join(wrong)}"
     return None
 
@@ -130,23 +130,23 @@ def rewrite_shard(store: ObjectStore, task: RewriteTask) -> RewriteShard | LeftO
         NotFoundError: an input no longer exists because the job has let it expire.
     """
     rows = _Rows(task)
-    found: list[StoredRows] = []
+    parts: list[StoredRows] = []
     for file in task.inputs:
         part = _read(store, file, rows.schema, task.keys)
         problem = part if isinstance(part, str) else _strange(part, file)
         if problem is not None:
             return _left_out(task, problem)
         assert isinstance(part, StoredRows)
-        found.append(part)
+        parts.append(part)
     if task.table.rule is RewriteRule.UNKEYED:
-        kept = rows.kept(found)
+        kept = rows.kept(parts)
         if kept.num_rows > MAX_UNKEYED_ROWS:
             return _left_out(
                 task,
                 f"{kept.num_rows} tuples of an aggregate without GROUP BY would need a row group "
                 f"each; {MAX_UNKEYED_ROWS} are the most",
             )
-    return _written(store, task, rows, found)
+    return _written(store, task, rows, parts)
 
 
 def _left_out(task: RewriteTask, reason: str) -> LeftOut:
@@ -173,7 +173,7 @@ def _read(
         if not covered:
             groups = data.groups_within(width - 2, keys.start, keys.end, groups)
         rows = data.read(range(width), groups)
-        batches = batch_numbers([rows_of[at] for at in groups])
+        batches = batch_numbers([rows_of[group] for group in groups])
     if not covered:
         inside = in_range(rows.column(width - 2), keys)
         rows, batches = rows.filter(inside), batches[inside.to_numpy()]
@@ -228,8 +228,8 @@ class _Rows:
         if kept.num_rows or not self.rule.aggregate:
             return kept
         whole = self.together([part.rows for part in parts])
-        gone = self._not_removed(newest(whole, self.layout))
-        return gone.slice(0, 1) if self.rule is RewriteRule.UNKEYED else gone
+        removed = self._not_removed(newest(whole, self.layout))
+        return removed.slice(0, 1) if self.rule is RewriteRule.UNKEYED else removed
 
     def visible(self, parts: Sequence[StoredRows]) -> pa.Table:
         """Return the rows that Arroyo finds: without GROUP BY the first of each record batch."""
@@ -331,7 +331,7 @@ def _written(
     if written.num_rows:
         file, size = _write(store, task, rows, rows.arranged(written), found)
         outputs = (file,)
-    again = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
+    read_back = [_read_back(store, file, rows.schema, task.keys) for file in outputs]
     return RewriteShard(
         merged=MergedRows(
             operator=task.table.operator,
@@ -340,13 +340,13 @@ def _written(
             outputs=outputs,
         ),
         rows_in=sum(part.rows.num_rows for part in found),
-        rows_out=sum(part.rows.num_rows for part in again),
+        rows_out=sum(part.rows.num_rows for part in read_back),
         dropped=rows.dropped(found, written),
         size_bytes_in=task.size_bytes,
         size_bytes_out=size,
         before=digest_rows(kept),
         # Compares the rows that Arroyo will find, which proves more than that they are stored.
-        after=digest_rows(rows.visible(again)) if again else RowsDigest(),
+        after=digest_rows(rows.visible(read_back)) if read_back else RowsDigest(),
         repaired=_repaired(rows, found, kept),
     )
 
@@ -368,7 +368,7 @@ def _write(
     store.put(path, data)
     return TimeFile(
         # Of all parts: a newer file may belong to a part that leaves no row, and has no output.
-        epoch=max(one.file.epoch for one in task.table.inputs),
+        epoch=max(entry.file.epoch for entry in task.table.inputs),
         path=path,
         min_routing_key=hashes["min"].as_py(),
         max_routing_key=hashes["max"].as_py(),
@@ -412,6 +412,6 @@ def _repaired(rows: _Rows, found: Sequence[StoredRows], kept: pa.Table) -> int:
     if rows.rule is not RewriteRule.UNKEYED:
         return 0
     visible = rows.visible(found)
-    both = pa.concat_tables([visible, kept])
-    codes = group_codes(both.columns, both.num_rows)
+    combined = pa.concat_tables([visible, kept])
+    codes = group_codes(combined.columns, combined.num_rows)
     return int((~np.isin(codes[visible.num_rows :], codes[: visible.num_rows])).sum())

@@ -167,12 +167,12 @@ class _RowsMerging:
         """Yield the rows of the inputs that may have keys of `ranges`, in replay order."""
         inputs = self._merge.inputs
         sizes = self._merge.sizes or (_UNKNOWN_BYTES,) * len(inputs)
-        wanted = [
+        sized = [
             (file, size)
             for file, size in zip(inputs, sizes, strict=True)
             if any(keys.intersects(file.min_routing_key, file.max_routing_key) for keys in ranges)
         ]
-        decoded = self._decoded(wanted, decode, self._on_bytes)
+        decoded = self._decoded(sized, decode, self._on_bytes)
         return self._beside(decoded, self._merge.size_bytes)
 
     def _beside(self, decoded: _Chunks, size_bytes: int) -> _Chunks:
@@ -209,14 +209,14 @@ class _RowsMerging:
         with closing(self._chunks(merge.ranges, self._with_texts)) as chunks:
             for file, chunk in chunks:
                 tally.read[file.path] = tally.read.get(file.path, 0) + chunk.num_rows
-                for at, rows in routes(chunk, merge.ranges):
+                for index, rows in routes(chunk, merge.ranges):
                     if merge.from_oldest and not _inserts_only(rows):
                         raise _ActOnEachOther
                     tally.rows_in += rows.num_rows
                     kept = self._not_removed(self._not_expired(rows))
-                    self._digest_of(at, kept.schema).add(kept)
-                    self._files.add(at, kept)
-        tally.before = sum((one.finish() for one in self._in_order.values()), RowsDigest())
+                    self._digest_of(index, kept.schema).add(kept)
+                    self._files.add(index, kept)
+        tally.before = sum((digest.finish() for digest in self._in_order.values()), RowsDigest())
 
     def _with_texts(
         self, file: TimeFile, source: bytes | BinaryIO, batch_rows: int
@@ -253,21 +253,21 @@ class _RowsMerging:
         if self._table.is_divisible:
             bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
             count = min(_MAX_RANGES, 1 + bytes_of_range // self._merge.form.memory_bytes)
-        for at, keys in enumerate(self._merge.ranges):
+        for index, keys in enumerate(self._merge.ranges):
             left = list(reversed(subranges(keys, count)))
             while left:
                 piece = left.pop()
-                held = self._hold(piece)
-                if isinstance(held, _TooMuch):
-                    left.extend(reversed(held.ranges))
+                loaded = self._hold(piece)
+                if isinstance(loaded, _TooMuch):
+                    left.extend(reversed(loaded.ranges))
                     continue
-                self._files.add(at, self._merged(held))
+                self._files.add(index, self._merged(loaded))
                 if left and self._merge.form.sort is SortOrder.TIME:
                     self._files.close_files()  # every file is sorted by time
 
     def _hold(self, piece: KeyRange) -> list[StoredRows] | _TooMuch:
         """Return all rows of a key range; or narrower ranges, if it is divisible and too large."""
-        held: list[StoredRows] = []
+        loaded: list[StoredRows] = []
         size = 0
         read: Counter[StatePath] = Counter()
         divisible = self._table.is_divisible and piece.end > piece.start
@@ -275,13 +275,13 @@ class _RowsMerging:
             for file, chunk in chunks:
                 read[file.path] += chunk.num_rows
                 for _, rows in routes(chunk, [piece]):
-                    held.append(StoredRows(rows, rows.column(rows.num_columns - 1)))
+                    loaded.append(StoredRows(rows, rows.column(rows.num_columns - 1)))
                     size += rows.nbytes
                 if divisible and size > self._merge.form.memory_bytes:
-                    return _TooMuch(_split_range(piece, held))
+                    return _TooMuch(_split_range(piece, loaded))
         self._tally.read.update(read)
-        self._tally.rows_in += sum(part.rows.num_rows for part in held)
-        return held
+        self._tally.rows_in += sum(part.rows.num_rows for part in loaded)
+        return loaded
 
     def _merged(self, held: list[StoredRows]) -> pa.Table:
         """Return the rows of a key range that are kept, in the requested order."""
@@ -316,8 +316,8 @@ class _RowsMerging:
         movable = not act or (sort is SortOrder.KEY and self._table.is_divisible)
         if sort is SortOrder.REPLAY or not movable:
             return rows
-        at = rows.num_columns - 2 if sort is SortOrder.KEY else self._table.timestamp_index
-        return rows.take(pc.sort_indices(rows.column(at)))  # stable
+        index = rows.num_columns - 2 if sort is SortOrder.KEY else self._table.timestamp_index
+        return rows.take(pc.sort_indices(rows.column(index)))  # stable
 
     # ---- reading back ----------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ class _RowsMerging:
         """Return the digest of the rows in the new files: in their order, if it was kept."""
         if self._in_order:
             return sum(
-                (self._read_in_order(at, files) for at, files in written.items()), RowsDigest()
+                (self._read_in_order(i, files) for i, files in written.items()), RowsDigest()
             )
         total = RowsDigest()
         for files in written.values():
@@ -334,12 +334,12 @@ class _RowsMerging:
         return total
 
     def _read_in_order(self, at: int, files: Sequence[TimeFile]) -> RowsDigest:
-        given = self._in_order[at]
+        expected = self._in_order[at]
 
         def decode(file: TimeFile, source: bytes | BinaryIO, batch_rows: int) -> Iterator[pa.Table]:
-            return self._reader.read_back(file, source, batch_rows, given.texts)
+            return self._reader.read_back(file, source, batch_rows, expected.texts)
 
-        digest = SequenceDigest(at, given.texts, given.chunk_rows)
+        digest = SequenceDigest(at, expected.texts, expected.chunk_rows)
         for rows in self._written_rows(files, decode):
             digest.add(rows)
         return digest.finish()
@@ -368,7 +368,7 @@ class _RowsMerging:
 
 def _dictionaries(schema: pa.Schema) -> frozenset[int]:
     """Return the columns of text that are dictionaries in these rows."""
-    return frozenset(at for at, field in enumerate(schema) if pa.types.is_dictionary(field.type))
+    return frozenset(i for i, field in enumerate(schema) if pa.types.is_dictionary(field.type))
 
 
 def _inserts_only(rows: pa.Table) -> bool:

@@ -101,8 +101,8 @@ def split_task(task: MergeTask) -> list[MergeTask]:
     divisible = isinstance(config, ExpiringTimeKeyConfig) and set(
         config.schema.hashed_indices
     ) <= set(config.schema.key_indices or ())
-    found = shards_of(task.merge, task.shard_bytes, divisible=divisible)
-    return [replace(task, merge=merge) for merge in found]
+    shards = shards_of(task.merge, task.shard_bytes, divisible=divisible)
+    return [replace(task, merge=merge) for merge in shards]
 
 
 def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
@@ -132,12 +132,12 @@ def combined(task: MergeTask, outcomes: Sequence[MergeOutcome]) -> MergeOutcome:
         )
     merged = first.merged
     if isinstance(merged, MergedRows):
-        of_rows = [one.merged for one in outcomes if isinstance(one.merged, MergedRows)]
+        of_rows = [outcome.merged for outcome in outcomes if isinstance(outcome.merged, MergedRows)]
         merged = MergedRows(
             operator=merged.operator,
             table=merged.table,
             inputs=task.merge.inputs if isinstance(task.merge, RowsMerge) else (),
-            outputs=tuple(file for one in of_rows for file in one.outputs),
+            outputs=tuple(file for rows in of_rows for file in rows.outputs),
         )
     return MergeOutcome(
         merged=merged,
