@@ -121,9 +121,9 @@ def run_undo(
             return UndoOutcome()
         snapshot = undoing.snapshot
         work = Unchanged(paths, directory, snapshot)
-        for at, (current, before) in undoing.changed.items():
+        for target, (current, before) in undoing.changed.items():
             work.check(held)
-            overwrite(held, paths, at, current, before)
+            overwrite(held, paths, target, current, before)
         reason = work.why_changed(held)
         if reason is not None:  # the record stays: gc keeps the files that the run may have loaded
             raise ConflictError(

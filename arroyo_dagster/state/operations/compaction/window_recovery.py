@@ -217,9 +217,9 @@ class WindowedJob:
                 changed = changed_since(self.store, self.paths, left.opened_at_micros)
                 text = "the change of the interrupted window was not done"
                 if changed is not None:
-                    what = changed.operation or "compaction"
+                    change = changed.operation or "compaction"
                     text = (
-                        f"its {what} was done at epoch {changed.epoch}, before it was interrupted"
+                        f"its {change} was done at epoch {changed.epoch}, before it was interrupted"
                     )
         self.job.did(text)
 

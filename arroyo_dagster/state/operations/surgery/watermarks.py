@@ -217,7 +217,7 @@ def emitted_windows(
         for row in sessions(epoch):
             session = OpenWindow(row.starts_at_micros, row.closes_at_micros, row.key)
             of_keys[OperatorId(row.operator)].append(session)
-        sides[idx] |= {operator: frozenset(ones) for operator, ones in of_keys.items()}
+        sides[idx] |= {operator: frozenset(opened) for operator, opened in of_keys.items()}
     return {
         operator: EmittedWindows(
             operator,
@@ -235,8 +235,8 @@ def _bins(epoch: StateEpoch) -> dict[str, dict[OperatorId, list[OpenWindow]]]:
     """
     by_kind: dict[str, dict[OperatorId, list[OpenWindow]]] = {"tumbling": {}, "sliding": {}}
     for window in windows(epoch):
-        ones = by_kind[window.kind].setdefault(OperatorId(window.operator), [])
-        ones.append(OpenWindow(window.starts_at_micros, window.ends_at_micros))
+        open_windows = by_kind[window.kind].setdefault(OperatorId(window.operator), [])
+        open_windows.append(OpenWindow(window.starts_at_micros, window.ends_at_micros))
     return by_kind
 
 
