@@ -42,7 +42,7 @@ def merge_here(
     shards = [split_task(task) for task in tasks]
     big = sum(task.merge.size_bytes for task in tasks) >= _SIDE_BY_SIDE_BYTES
     if not big or workers < 2 or sum(map(len, shards)) < 2:
-        return (_tried(lambda one: run_merge(store, one, on_bytes), task) for task in tasks)
+        return (_tried(lambda merge: run_merge(store, merge, on_bytes), task) for task in tasks)
     return _side_by_side(store, tasks, shards, workers, on_bytes)
 
 
@@ -73,18 +73,18 @@ def _side_by_side(
 
     with ThreadPoolExecutor(workers, "arroyo-merge") as pool:
         begun = [
-            [pool.submit(_tried, lambda part: run_shard(store, part, read), one) for one in piece]
+            [pool.submit(_tried, lambda part: run_shard(store, part, read), task) for task in piece]
             for piece in shards
         ]
         try:
             for task, waiting in zip(tasks, begun, strict=True):
-                yield combined(task, [wait_until_done(one) for one in waiting])
+                yield combined(task, [wait_until_done(future) for future in waiting])
         finally:
             # An error or an interrupt does not wait for the remaining merges.
             ended.set()
             for waiting in begun:
-                for one in waiting:
-                    one.cancel()
+                for future in waiting:
+                    future.cancel()
 
 
 class _EndedError(Exception):

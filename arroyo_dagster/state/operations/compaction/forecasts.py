@@ -37,8 +37,8 @@ def forecast_merges(store: ObjectStore, tasks: Sequence[MergeTask]) -> list[int]
         merge = task.merge
 
         def merged(chosen: Sequence[int]) -> int:
-            sizes = tuple(merge.sizes[at] for at in chosen)
-            inputs: Any = tuple(merge.inputs[at] for at in chosen)
+            sizes = tuple(merge.sizes[index] for index in chosen)
+            inputs: Any = tuple(merge.inputs[index] for index in chosen)
             part = replace(merge, inputs=inputs, sizes=sizes, size_bytes=sum(sizes))
             return run_merge(Scratch(store), replace(task, merge=part)).size_bytes_out
 
@@ -52,16 +52,16 @@ def forecast_rewrites(store: ObjectStore, tasks: Sequence[RewriteTask]) -> list[
     share = _share([task.size_bytes for task in tasks])
 
     def of_task(task: RewriteTask) -> int:
-        wanted = {file.path for file in task.inputs}
-        inputs = [one for one in task.table.inputs if one.file.path in wanted]
+        paths = {file.path for file in task.inputs}
+        inputs = [source for source in task.table.inputs if source.file.path in paths]
 
         def rewritten(chosen: Sequence[int]) -> int:
-            table = replace(task.table, inputs=tuple(inputs[at] for at in chosen))
-            found = rewrite_shard(Scratch(store), replace(task, table=table))
+            table = replace(task.table, inputs=tuple(inputs[index] for index in chosen))
+            shard = rewrite_shard(Scratch(store), replace(task, table=table))
             # Files that cannot be rewritten keep their size.
-            return found.size_bytes_out if isinstance(found, RewriteShard) else table.size_bytes
+            return shard.size_bytes_out if isinstance(shard, RewriteShard) else table.size_bytes
 
-        return _scaled_up([one.size_bytes for one in inputs], share, rewritten)
+        return _scaled_up([source.size_bytes for source in inputs], share, rewritten)
 
     return concurrently(of_task, tasks)
 
@@ -83,9 +83,9 @@ def _scaled_up(sizes: Sequence[int], share: float, merged: Callable[[Sequence[in
     total = sum(sizes)
     order = [*range(len(sizes))]
     random.Random(0).shuffle(order)  # mix old and new files: those of one time are alike
-    sums = [*accumulate(sizes[at] for at in order)]
-    count = sum(one <= total * share * 2 / 3 for one in sums)
-    half = sum(one <= sums[count - 1] / 2 for one in sums) if count else 0
+    sums = [*accumulate(sizes[index] for index in order)]
+    count = sum(size <= total * share * 2 / 3 for size in sums)
+    half = sum(size <= sums[count - 1] / 2 for size in sums) if count else 0
     try:
         if share >= 1.0:
             return merged(range(len(sizes)))

@@ -89,10 +89,10 @@ def run_compaction(
         InputError: the job is in the legacy layout, or is an Arroyo job.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
-    chosen = options or CompactionOptions()
-    outcome = _Compaction(paths, settings or CompactionSettings(), chosen, plan).run(store)
-    if outcome.published == "record" and chosen.wait_seconds > 0:
-        return _awaited(store, paths, outcome, chosen.wait_seconds)
+    run_options = options or CompactionOptions()
+    outcome = _Compaction(paths, settings or CompactionSettings(), run_options, plan).run(store)
+    if outcome.published == "record" and run_options.wait_seconds > 0:
+        return _awaited(store, paths, outcome, run_options.wait_seconds)
     return outcome
 
 
@@ -117,27 +117,27 @@ class _Compaction:
                 job=self.paths.root,
                 next_step="let its runs merge (merge_files_after), or use the protocol layout",
             )
-        chosen = self.options
+        options = self.options
         with lease(
             store,
             self.paths,
-            chosen.owner,
-            LeaseOptions.of(chosen),
+            options.owner,
+            LeaseOptions.of(options),
         ) as held:
             # The previous holder of the lease may have merged some of it.
             facts = compaction_facts(held, self.paths)
-            plan = self._plan(held, facts, sampled=chosen.sampled)
+            plan = self._plan(held, facts, sampled=options.sampled)
             if not _worth_it(plan, facts):
                 return _nothing(plan, facts)
             plan, merges = self._merge(held, facts, plan)
-            backend = ParquetBackend(held, self.paths, clock=chosen.clock)
+            backend = ParquetBackend(held, self.paths, clock=options.clock)
             # A generation without an epoch would look like a restarted job.
             with uninterrupted():
                 if facts.at_rest:
                     outcome = publish_epoch(backend, facts, plan, merges)
                 else:
                     outcome = publish_record(backend, held.lease.token, facts, plan, merges)
-                chosen.on_published(outcome)
+                options.on_published(outcome)
         return outcome
 
     def _plan(
@@ -201,7 +201,7 @@ def _awaited(
     """Wait until the writer has processed the record, and set the epoch that adopted it."""
     backend = ParquetBackend(store, paths)
     assert outcome.record is not None
-    outputs = {path for one in outcome.merges for path in one.merged.output_paths}
+    outputs = {path for merge in outcome.merges for path in merge.merged.output_paths}
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if store.head(outcome.record) is None:

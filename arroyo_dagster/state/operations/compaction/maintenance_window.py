@@ -68,9 +68,9 @@ def run_window(
             touched.
         NotFoundError, FormatError, StorageError: before the job was touched.
     """
-    chosen = options or WindowOptions()
-    work = _Rewrite(paths, chosen.settings, chosen.run)
-    return JobWindow(store, paths, control, chosen, work).open(dry_run=dry_run)
+    run_options = options or WindowOptions()
+    work = _Rewrite(paths, run_options.settings, run_options.run)
+    return JobWindow(store, paths, control, run_options, work).open(dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,20 +98,20 @@ def make_plan(
 
     If the last maintenance of a running job made its checkpoints slower, only one merge is planned.
     """
-    chosen = settings if facts.at_rest else _giving_way(store, paths, settings)
-    plan = facts.plan(chosen)
+    effective = settings if facts.at_rest else _giving_way(store, paths, settings)
+    plan = facts.plan(effective)
     if not sampled or not plan.merges:
         return plan
-    return facts.plan(chosen, forecast_merges(store, merge_tasks(paths, facts, plan, chosen)))
+    return facts.plan(effective, forecast_merges(store, merge_tasks(paths, facts, plan, effective)))
 
 
 def _giving_way(
     store: ObjectStore, paths: JobPaths, settings: CompactionSettings
 ) -> CompactionSettings:
-    found = last_slowdown(store, paths, settings.max_checkpoint_slowdown)
-    if found is None:
+    cause = last_slowdown(store, paths, settings.max_checkpoint_slowdown)
+    if cause is None:
         return settings
-    return limited(settings, 1, f"deferred, since {found}, during the last maintenance of the job")
+    return limited(settings, 1, f"deferred, since {cause}, during the last maintenance of the job")
 
 
 def limited(settings: CompactionSettings, merges: int, reason: str) -> CompactionSettings:
@@ -171,9 +171,9 @@ def _facts(store: ObjectStore, paths: JobPaths, on_progress: OnProgress) -> Comp
     outputs = (path for _, r in pending for merged in r.merged for path in merged.output_paths)
     listed = list(dict.fromkeys((*checkpoint.paths, *outputs)))
     counted = CountedReads(store, listed, on_progress, "read file sizes")
-    found = concurrently(counted.head, listed)
-    sizes = {info.path: info.size_bytes for info in found if info is not None}
-    stamps = {info.path: stamp for info in found if info is not None and (stamp := _stamp(info))}
+    infos = concurrently(counted.head, listed)
+    sizes = {info.path: info.size_bytes for info in infos if info is not None}
+    stamps = {info.path: stamp for info in infos if info is not None and (stamp := _stamp(info))}
     missing = [path for path in dict.fromkeys(checkpoint.paths) if path not in sizes]
     if missing:
         raise FormatError(

@@ -72,8 +72,8 @@ class CompactionOutcome:
 def _outcome(
     facts: CompactionFacts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
 ) -> CompactionOutcome:
-    gone = sum(len(one.merged.input_paths) - len(one.merged.output_paths) for one in merges)
-    saved = sum(one.size_bytes_in - one.size_bytes_out for one in merges)
+    gone = sum(len(merge.merged.input_paths) - len(merge.merged.output_paths) for merge in merges)
+    saved = sum(merge.size_bytes_in - merge.size_bytes_out for merge in merges)
     return CompactionOutcome(
         plan=plan,
         merges=merges,
@@ -86,12 +86,12 @@ def _outcome(
 def _after(
     facts: CompactionFacts, plan: CompactionPlan, merges: tuple[MergeOutcome, ...]
 ) -> Forecast:
-    done = [*_waiting(facts), *(one.merged for one in merges)]
+    done = [*_waiting(facts), *(merge.merged for merge in merges)]
     applied = apply_merges(facts.checkpoint.operators, done).operators
     sizes = dict(facts.sizes)
-    for one in merges:
-        paths = one.merged.output_paths
-        sizes.update(dict.fromkeys(paths, one.size_bytes_out // max(1, len(paths))))
+    for merge in merges:
+        paths = merge.merged.output_paths
+        sizes.update(dict.fromkeys(paths, merge.size_bytes_out // max(1, len(paths))))
     return forecast(replace(facts.checkpoint, operators=applied), sizes, plan.parallelism)
 
 

@@ -198,13 +198,13 @@ def run_rewrite(
             would not pass verification; nothing was published.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
-    settings, chosen = settings or CompactionSettings(), options or RewriteOptions()
+    settings, run_options = settings or CompactionSettings(), options or RewriteOptions()
     snapshot = take_snapshot(store, paths, directory)
     fresh = _fresh(_plan(snapshot, table_facts(store, snapshot), settings), plan)
     if not fresh.tables:
         return RewriteOutcome.of_plan(fresh)
     check_may(paths, snapshot)
-    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
+    with lease(store, paths, run_options.owner, LeaseOptions.of(run_options)) as held:
         # The previous holder of the lease may have rewritten some of it.
         snapshot = take_snapshot(held, paths, directory)
         check_may(paths, snapshot)
@@ -212,17 +212,17 @@ def run_rewrite(
         fresh = _fresh(_plan(snapshot, facts, settings), plan)
         if not fresh.tables:
             return RewriteOutcome.of_plan(fresh)
-        if chosen.sampled and plan is None:
+        if run_options.sampled and plan is None:
             fresh = _sampled(held, paths, snapshot, facts, fresh, settings)
         check_restorable(held, paths, fresh.epoch, 0)
-        began = _quiet_from(paths, snapshot, chosen.quiet_since, chosen.clock())
-        parts, left_out = _carried_out(held, paths, snapshot, fresh, chosen)
-        work = Unchanged(paths, directory, snapshot, facts.sizes, chosen.cancelled)
-        wait_until_quiet(snapshot, began, chosen)
+        began = _quiet_from(paths, snapshot, run_options.quiet_since, run_options.clock())
+        parts, left_out = _carried_out(held, paths, snapshot, fresh, run_options)
+        work = Unchanged(paths, directory, snapshot, facts.sizes, run_options.cancelled)
+        wait_until_quiet(snapshot, began, run_options)
         publication = Publication(
-            verify_level=chosen.verify_level,
-            now_micros=chosen.clock(),
-            on_published=chosen.on_published,
+            verify_level=run_options.verify_level,
+            now_micros=run_options.clock(),
+            on_published=run_options.on_published,
         )
         return publish(held, work, fresh, parts, left_out, publication)
 
@@ -249,11 +249,11 @@ def _carried_out(
     tasks = _tasks(paths, snapshot, plan)
     parts: list[RewriteShard] = []
     left_out: list[LeftOut] = []
-    for found in options.run(store, tasks):
-        (parts if isinstance(found, RewriteShard) else left_out).append(found)  # type: ignore[arg-type]
-        options.on_shard(found, len(tasks) - len(parts) - len(left_out))
-        if isinstance(found, RewriteShard):
-            check_same(paths, plan.epoch, found)
+    for part in options.run(store, tasks):
+        (parts if isinstance(part, RewriteShard) else left_out).append(part)  # type: ignore[arg-type]
+        options.on_shard(part, len(tasks) - len(parts) - len(left_out))
+        if isinstance(part, RewriteShard):
+            check_same(paths, plan.epoch, part)
         check_not_cancelled(paths, options.cancelled)
     if len(parts) + len(left_out) != len(tasks):
         raise ProtocolError(
@@ -266,9 +266,9 @@ def _carried_out(
 
 def _tasks(paths: JobPaths, snapshot: JobSnapshot, plan: RewritePlan) -> list[RewriteTask]:
     return [
-        _task(paths, snapshot.checkpoint, table, at)
+        _task(paths, snapshot.checkpoint, table, index)
         for table in plan.tables
-        for at in range(len(table.parts))
+        for index in range(len(table.parts))
     ]
 
 

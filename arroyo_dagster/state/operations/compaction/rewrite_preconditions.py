@@ -88,7 +88,7 @@ def take_snapshot(store: ObjectStore, paths: JobPaths, directory: JobDirectory) 
     else:
         checkpoint, why_not = _legacy_epoch(backend, answer)
         names = [
-            paths.operator_metadata(one.operator, checkpoint.epoch) for one in checkpoint.operators
+            paths.operator_metadata(op.operator, checkpoint.epoch) for op in checkpoint.operators
         ]
         objects = dict(zip(names, concurrently(store.read, names), strict=True))
     if checkpoint.progress is not None:
@@ -142,10 +142,10 @@ def changed_objects(
 
 
 def _head(backend: ParquetBackend) -> tuple[Checkpoint, str | None]:
-    found = backend.next_restore()
-    if isinstance(found, recovery.Restore):
-        state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
-        return as_checkpoint(found.manifest, found.ref, state), None
+    outcome = backend.next_restore()
+    if isinstance(outcome, recovery.Restore):
+        state = CheckpointState.COMMITTING if outcome.replay_commit else CheckpointState.READY
+        return as_checkpoint(outcome.manifest, outcome.ref, state), None
     # Returned all the same: how a start treats this job is not decided here.
     newest = backend.load()
     return newest, f"the next start would not restore exactly epoch {newest.epoch}"
@@ -187,10 +187,10 @@ def _newer_epochs(
     paths, epoch = backend.paths, checkpoint.epoch
     if paths.layout is Layout.PROTOCOL:
         refs = [parse_manifest_path(ref) for ref in backend.published_last()]
-        yield from (one for one in backend.epochs() if one > epoch)
-        yield from (one.epoch for one in refs if one is not None and one.epoch > epoch)
+        yield from (number for number in backend.epochs() if number > epoch)
+        yield from (ref.epoch for ref in refs if ref is not None and ref.epoch > epoch)
     elif answer.facts.newest_ready_epoch is None:
-        names = [one.operator for one in checkpoint.operators]
+        names = [operator.operator for operator in checkpoint.operators]
         for number in backend.checkpoint_dirs():
             objects = [paths.operator_metadata(name, number) for name in names]
             if number > epoch and all(path in listing for path in objects):
@@ -254,9 +254,9 @@ def table_facts(
         count()
         return info
 
-    found = {info.path: info for info in concurrently(head, elsewhere) if info is not None}
-    known = {**snapshot.listing, **found}
-    missing = [path for path in listed if path not in known]
+    infos = {info.path: info for info in concurrently(head, elsewhere) if info is not None}
+    existing = {**snapshot.listing, **infos}
+    missing = [path for path in listed if path not in existing]
     if missing:
         raise FormatError(
             f"{len(missing)} of {len(listed)} data files are missing, so nothing is rewritten",
@@ -267,8 +267,8 @@ def table_facts(
             "have expired",
         )
     return TableFacts(
-        sizes={path: known[path].size_bytes for path in listed},
-        inputs={path: _input(file, known[path]) for path, file in files.items()},
+        sizes={path: existing[path].size_bytes for path in listed},
+        inputs={path: _input(file, existing[path]) for path, file in files.items()},
         unkeyed=unkeyed_facts(store, snapshot.checkpoint),
         unwritable=_unwritable(snapshot.checkpoint),
     )
@@ -301,14 +301,14 @@ def unkeyed_facts(store: ObjectStore, checkpoint: Checkpoint) -> dict[TableKey, 
     Raises:
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    found = {}
+    facts = {}
     for key, config, files in _expiring(checkpoint):
         if config.generational and not config.schema.hashed_indices:
             counts = concurrently(lambda path: _rows_and_batches(store, path), files.paths)
-            found[key] = UnkeyedFacts(
+            facts[key] = UnkeyedFacts(
                 rows=sum(rows for rows, _ in counts), batches=sum(number for _, number in counts)
             )
-    return found
+    return facts
 
 
 def _rows_and_batches(store: ObjectStore, path: StatePath) -> tuple[int, int]:
@@ -318,15 +318,15 @@ def _rows_and_batches(store: ObjectStore, path: StatePath) -> tuple[int, int]:
 
 
 def _unwritable(checkpoint: Checkpoint) -> dict[TableKey, str]:
-    found = {}
+    reasons = {}
     for key, config, _ in _expiring(checkpoint):
         try:
             reason = unwritable(config)
         except FormatError as error:
             reason = f"its stored schema is broken: {error.message}"
         if reason is not None:
-            found[key] = reason
-    return found
+            reasons[key] = reason
+    return reasons
 
 
 # ---- is it unchanged -----------------------------------------------------------------------------

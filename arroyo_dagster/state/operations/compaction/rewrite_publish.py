@@ -62,11 +62,11 @@ def publish(
     after = rewritten(work.snapshot.checkpoint, files)
     objects = encoded_objects(work.snapshot, after)
     left = (*plan.left_out, *_left_out_once(left_out))
-    found = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
+    outcome = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
     if not objects:
-        return found
-    gone = {path for part in found.parts for path in part.merged.input_paths}
-    done = replace(_with_result(found, work, after), published=True)
+        return outcome
+    gone = {path for part in outcome.parts for path in part.merged.input_paths}
+    done = replace(_with_result(outcome, work, after), published=True)
     change = MetadataChange(
         objects=objects,
         inputs=tuple(sorted(gone)),
@@ -148,10 +148,10 @@ def _overwrite_all(held: Leased, work: Unchanged, objects: Mapping[StatePath, by
     deleted.
     """
     try:
-        for at, data in objects.items():
+        for path, data in objects.items():
             check_not_cancelled(work.paths, work.cancelled)
             work.check(held)
-            overwrite(held, work.paths, at, work.snapshot.objects[at], data)
+            overwrite(held, work.paths, path, work.snapshot.objects[path], data)
         work.check(held)
     except ArroyoStateError as error:
         try:
@@ -170,9 +170,9 @@ def _put_back(
     before = work.snapshot.objects
     try:
         _check_files_left(held, work)
-        for at in reversed(list(objects)):
-            if held.read(at) == objects[at]:
-                overwrite(held, work.paths, at, objects[at], before[at])
+        for path in reversed(list(objects)):
+            if held.read(path) == objects[path]:
+                overwrite(held, work.paths, path, objects[path], before[path])
     except ArroyoStateError as error:
         return ConflictError(
             f"the job changed while it was rewritten: {reason}; its metadata could not be put "
@@ -200,9 +200,9 @@ def _new_files(
     plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
 ) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
     """Return the tables that get new files. If one table of an aggregate is left out, both are."""
-    stuck = {one.operator for one in left_out if _of_aggregate(plan, one)}
-    stuck_tables = {(one.operator, one.table) for one in left_out}
-    found: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
+    stuck = {left.operator for left in left_out if _of_aggregate(plan, left)}
+    stuck_tables = {(left.operator, left.table) for left in left_out}
+    files: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
     taken: list[RewriteShard] = []
     for table in plan.tables:
         key = (table.operator, table.table)
@@ -211,9 +211,9 @@ def _new_files(
         # A table without a remaining row would vanish from the epoch; Arroyo itself drops it later.
         if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
             continue
-        found[key] = (table, outputs)
+        files[key] = (table, outputs)
         taken += mine
-    return found, taken
+    return files, taken
 
 
 def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
@@ -225,7 +225,7 @@ def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
 
 def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
     """Keep only the first reason of each table."""
-    return list({(one.operator, one.table): one for one in reversed(left_out)}.values())
+    return list({(left.operator, left.table): left for left in reversed(left_out)}.values())
 
 
 def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
@@ -243,13 +243,13 @@ def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath,
         data = metadata.encode_manifest(new)
         _check_reads(metadata.decode_manifest(data, ref) == new, ref)
         return {ref: data}
-    found = {}
+    objects = {}
     before = zip(snapshot.objects, snapshot.checkpoint.operators, after.operators, strict=True)
     for path, old, changed in before:
         if old != changed:
-            found[path] = metadata.encode_operator(changed)
-            _check_reads(metadata.decode_operator(found[path], path) == changed, path)
-    return found
+            objects[path] = metadata.encode_operator(changed)
+            _check_reads(metadata.decode_operator(objects[path], path) == changed, path)
+    return objects
 
 
 def _check_reads(same: bool, path: StatePath) -> None:
@@ -281,10 +281,10 @@ def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> R
     return replace(
         found,
         unlisted=tuple(
-            one.file.path
+            source.file.path
             for table in found.plan.tables
-            for one in table.inputs
-            if one.file.path not in listed and one.file.epoch == found.plan.epoch
+            for source in table.inputs
+            if source.file.path not in listed and source.file.epoch == found.plan.epoch
         ),
         after=forecast(after, sizes, found.plan.parallelism),
     )

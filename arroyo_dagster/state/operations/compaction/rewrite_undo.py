@@ -109,11 +109,11 @@ def run_undo(
         FormatError: a file that the original metadata lists is missing, or the record is broken.
         ProtocolError: the record belongs to another job, of which this one is a copy.
     """
-    chosen = options or UndoOptions()
+    run_options = options or UndoOptions()
     fresh = _fresh(paths, plan_undo(store, paths, directory), plan)
     if fresh.record is None:
         return UndoOutcome()
-    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
+    with lease(store, paths, run_options.owner, LeaseOptions.of(run_options)) as held:
         undoing = _what_changed(held, paths, directory)
         fresh = _fresh(paths, undoing.plan, plan)
         path = fresh.record
@@ -121,9 +121,9 @@ def run_undo(
             return UndoOutcome()
         snapshot = undoing.snapshot
         work = Unchanged(paths, directory, snapshot)
-        for at, (found, before) in undoing.changed.items():
+        for target, (current, before) in undoing.changed.items():
             work.check(held)
-            overwrite(held, paths, at, found, before)
+            overwrite(held, paths, target, current, before)
         reason = work.why_changed(held)
         if reason is not None:  # the record stays: gc keeps the files that the run may have loaded
             raise ConflictError(
@@ -241,15 +241,15 @@ def _changed_since(
     """Return the objects that still hold the rewritten content: it, and the content before."""
     changed = {}
     for path, before in record.before.items():
-        found = store.read(path)
-        if found == before:
+        current = store.read(path)
+        if current == before:
             continue
-        if hashlib.sha256(found).hexdigest() != record.after.get(path):
+        if hashlib.sha256(current).hexdigest() != record.after.get(path):
             raise ConflictError(
                 "another process changed the metadata of the job after the rewrite",
                 job=paths.root,
                 path=path,
                 next_step="keep the current metadata; nothing was restored",
             )
-        changed[path] = (found, before)
+        changed[path] = (current, before)
     return changed

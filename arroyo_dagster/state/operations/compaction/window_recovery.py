@@ -116,9 +116,9 @@ def interrupted_windows(
         except StorageError:
             return False
 
-    wanted = list(jobs)
-    found = concurrently(cut_off, wanted)
-    return [paths for paths, one in zip(wanted, found, strict=True) if one]
+    all_jobs = list(jobs)
+    interrupted = concurrently(cut_off, all_jobs)
+    return [paths for paths, cut in zip(all_jobs, interrupted, strict=True) if cut]
 
 
 def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
@@ -126,10 +126,10 @@ def _is_held(store: ObjectStore, paths: JobPaths, now_micros: int) -> bool:
     caller that acts on the answer first takes the lease, which uses the store's time.
     """
     try:
-        found = newest_lease(store, paths.windows)
+        newest = newest_lease(store, paths.windows)
     except FormatError:
         return False
-    return found is not None and found.held_until(now_micros, now_micros) is not None
+    return newest is not None and newest.held_until(now_micros, now_micros) is not None
 
 
 def read_window_record(store: ObjectStore, paths: JobPaths) -> WindowRecord | FormatError | None:
@@ -211,17 +211,17 @@ class WindowedJob:
 
     def _note_change(self, left: WindowRecord | FormatError) -> None:
         """Log whether the interrupted window had changed the state of the job."""
-        said = "whether the interrupted window has changed the state is not known"
+        text = "whether the interrupted window has changed the state is not known"
         with contextlib.suppress(ArroyoStateError):
             if isinstance(left, WindowRecord):
                 changed = changed_since(self.store, self.paths, left.opened_at_micros)
-                said = "the change of the interrupted window was not done"
+                text = "the change of the interrupted window was not done"
                 if changed is not None:
-                    what = changed.operation or "compaction"
-                    said = (
-                        f"its {what} was done at epoch {changed.epoch}, before it was interrupted"
+                    change = changed.operation or "compaction"
+                    text = (
+                        f"its {change} was done at epoch {changed.epoch}, before it was interrupted"
                     )
-        self.job.did(said)
+        self.job.did(text)
 
     def _ended(self, end: WindowEnd, down_since: int | None) -> WindowOutcome[Any, Any]:
         down = 0.0 if down_since is None else max(0.0, -self.job.seconds_left(down_since))

@@ -135,9 +135,9 @@ def run_gc(
         ProtocolError: refused, with the evidence; see `plan_gc`.
         StorageError: objects could not be deleted; what refers to them still exists.
     """
-    chosen = options or GcOptions()
-    with heartbeat(chosen.on_progress) as on_progress:
-        return _run(store, paths, request, plan, replace(chosen, on_progress=on_progress))
+    run_options = options or GcOptions()
+    with heartbeat(run_options.on_progress) as on_progress:
+        return _run(store, paths, request, plan, replace(run_options, on_progress=on_progress))
 
 
 def _run(
@@ -149,56 +149,56 @@ def _run(
 ) -> GcOutcome:
     pace, clock, owner = options.pace, options.clock, options.owner
     check_allowed(store, paths, request)
-    asked = replace(LeaseOptions.of(options, deletes=True), sleep=pace.sleep)
-    with lease(store, paths, owner, asked) as held:
+    lease_options = replace(LeaseOptions.of(options, deletes=True), sleep=pace.sleep)
+    with lease(store, paths, owner, lease_options) as held:
         now = _store_clock(held, paths, clock)
         opened = finish_open_runs(held, paths)
         fresh = options.make_plan(
             held, paths, request, now_micros=now, on_progress=options.on_progress
         )
-        chosen = fresh if plan is None else _checked(held, plan, fresh)
-        check_way(chosen, quarantine=options.quarantine)
-        for quarantined in Reader(held, paths).pins_in_full()[1] if chosen.purges else ():
-            if quarantined.name in chosen.purges:
+        current = fresh if plan is None else _checked(held, plan, fresh)
+        check_way(current, quarantine=options.quarantine)
+        for quarantined in Reader(held, paths).pins_in_full()[1] if current.purges else ():
+            if quarantined.name in current.purges:
                 purge_quarantine(held, paths, quarantined, owner, now, options.on_progress)
-        remains = sweep(held, chosen, fresh)
-        if not chosen.objects:
-            delete_all(held, [paths.removal] if chosen.kind is PlanKind.DEAD_JOB else [])
+        remains = sweep(held, current, fresh)
+        if not current.objects:
+            delete_all(held, [paths.removal] if current.kind is PlanKind.DEAD_JOB else [])
             return GcOutcome(
-                plan=chosen,
+                plan=current,
                 done=remains > 0,
                 deleted=0,
                 size_bytes=0,
-                purged=chosen.purges,
+                purged=current.purges,
                 open_entries=opened,
                 remains=remains,
             )
         moving = (
-            QuarantineWriter.begin(held, chosen, owner, now, pace.sleep, options.items)
+            QuarantineWriter.begin(held, current, owner, now, pace.sleep, options.items)
             if options.quarantine
             else None
         )
         name = None if moving is None else moving.name
-        header = RunHeader.of_plan(chosen, owner, now, name)
+        header = RunHeader.of_plan(current, owner, now, name)
         journal = Journal.begin(held, paths, header, keep_micros=options.journal_micros)
-        if chosen.kind is PlanKind.DEAD_JOB:
+        if current.kind is PlanKind.DEAD_JOB:
             # Its epochs cannot be read any more once this has begun.
-            held.create(paths.removal, encode_json(gc_plan_to_json(chosen)))
-        if chosen.keep_from is not None:
+            held.create(paths.removal, encode_json(gc_plan_to_json(current)))
+        if current.keep_from is not None:
             # First: what is missing after an interruption must not look lost.
-            note_expired(held, paths, chosen.keep_from)
+            note_expired(held, paths, current.keep_from)
         on_progress = timed(options.on_progress)
-        delete = _giving_way(held, chosen, options)
-        run = GcRun(held, chosen, request, journal, moving, delete, pace, on_progress)
+        delete = _giving_way(held, current, options)
+        run = GcRun(held, current, request, journal, moving, delete, pace, on_progress)
         run.carry_out()
         outcome = GcOutcome(
-            plan=chosen,
+            plan=current,
             done=True,
             deleted=run.deleted,
             size_bytes=run.size_bytes,
             run=journal.name,
             quarantine=name,
-            purged=chosen.purges,
+            purged=current.purges,
             open_entries=opened,
             remains=remains,
         )
@@ -207,12 +207,12 @@ def _run(
                 moving.end()
             options.on_done(outcome)
             journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
-        if chosen.kind is PlanKind.DEAD_JOB:
+        if current.kind is PlanKind.DEAD_JOB:
             delete_all(held, [paths.removal])
-        if chosen.kind is PlanKind.EXPIRE and chosen.keep_from is not None:
-            left = frozenset(fresh.epochs).difference(chosen.epochs)
-            forget_released(held, paths, chosen.keep_from, left)
-            _note_min_epoch(held, paths, chosen.keep_from, chosen)
+        if current.kind is PlanKind.EXPIRE and current.keep_from is not None:
+            left = frozenset(fresh.epochs).difference(current.epochs)
+            forget_released(held, paths, current.keep_from, left)
+            _note_min_epoch(held, paths, current.keep_from, current)
         remove_empty_directories(held, paths.root)
     return outcome
 
@@ -224,16 +224,16 @@ def _giving_way(held: Leased, plan: GcPlan, options: GcOptions) -> Delete:
     """
     most = options.max_checkpoint_slowdown
     watch = CheckpointWatch(held, plan.paths, _newest(plan.proof.head), most)
-    told: list[Slowdown] = []
+    slowdowns: list[Slowdown] = []
 
     def delete(store: ObjectStore, batches: Sequence[Sequence[StatePath]]) -> list[DeleteOutcome]:
         begun = time.monotonic()
         outcomes = options.delete(store, batches)
         slower = watch.slowdown()
         if slower is not None:
-            if not told:
+            if not slowdowns:
                 options.on_lease(f"deletes more slowly, since {slower}")
-                told.append(slower)
+                slowdowns.append(slower)
             took = time.monotonic() - begun
             options.pace.sleep(min(_LONGEST_PAUSE_SECONDS, took * slower.ratio))
         return outcomes
@@ -251,8 +251,8 @@ def _newest(head: StatePath | None) -> Epoch | None:
 
 def _store_clock(held: Leased, paths: JobPaths, clock: Clock) -> int:
     """Return the time by the store's clock, from the lease that was just written."""
-    found = held.head(held.lease.path)
-    return check_store_clock(paths, None if found is None else found.modified_micros, clock())
+    info = held.head(held.lease.path)
+    return check_store_clock(paths, None if info is None else info.modified_micros, clock())
 
 
 def _checked(held: ObjectStore, plan: GcPlan, fresh: GcPlan) -> GcPlan:

@@ -71,8 +71,8 @@ def explain_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
     """
     path, info = _found(store, name)
     _, judge = _judged(store, paths, asked)
-    one = StoredObject(path, info.size_bytes, info.modified_micros, info.etag)
-    reason = judge.report(one)
+    file = StoredObject(path, info.size_bytes, info.modified_micros, info.etag)
+    reason = judge.report(file)
     return Explained(
         path=path,
         kind=object_name(paths, path).kind,
@@ -112,11 +112,11 @@ def explain_directory(
     below = f"{prefix.rstrip('/')}/"
     counts: dict[Reason, tuple[int, int]] = {}
     for shelf in shelves:
-        for one in shelf:
-            if f"{one.path}/".startswith(below):
-                reason = judge.report(one)
+        for file in shelf:
+            if f"{file.path}/".startswith(below):
+                reason = judge.report(file)
                 objects, size = counts.get(reason, (0, 0))
-                counts[reason] = (objects + 1, size + (one.size_bytes or 0))
+                counts[reason] = (objects + 1, size + (file.size_bytes or 0))
     order = list(Reason)
     return Reasons(
         counts=dict(sorted(counts.items(), key=lambda item: order.index(item[0]))),
@@ -165,12 +165,12 @@ def _by_references(roots: Roots) -> Callable[[StoredObject], Reason]:
 
 
 def _referring(roots: Roots, path: StatePath) -> Iterator[str]:
-    for one in roots.epochs:
-        if path in set(one.files.paths):
-            yield f"epoch {one.epoch}"
-    for one in roots.attempts:
-        if path in set(one.files.paths):
-            yield f"{one.state.value} attempt at epoch {one.epoch} ({one.ref})"
+    for root in roots.epochs:
+        if path in set(root.files.paths):
+            yield f"epoch {root.epoch}"
+    for root in roots.attempts:
+        if path in set(root.files.paths):
+            yield f"{root.state.value} attempt at epoch {root.epoch} ({root.ref})"
     for record, touched in roots.compactions.items():
         if path in set(touched.paths):
             yield f"compaction {record}"

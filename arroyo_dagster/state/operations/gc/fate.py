@@ -155,25 +155,25 @@ def fate_of_object(store: ObjectStore, paths: JobPaths, name: str, asked: GcRequ
     decoded = decode_path(name)
     names += [decoded] if decoded not in (None, names[0]) else []
     search = _Search.of_paths(names)
-    events = sorted(_events(store, paths, search), key=lambda one: one.entry.run)
+    events = sorted(_events(store, paths, search), key=lambda event: event.entry.run)
     heads = ((path, store.head(path)) for path in names)
     path, info = next(((p, i) for p, i in heads if i is not None), (names[0], None))
     if info is None and events:
         path = events[-1].entry.path
-    found = _known(store, paths, path, tuple(events), tuple(search.unreadable))
+    fate = _known(store, paths, path, tuple(events), tuple(search.unreadable))
     if info is None:
-        return found
+        return fate
     back = bool(events) and events[-1].entry.outcome == BACK
     explained, unexplained = _explained(store, paths, path, asked)
     return Fate(
         path=path,
         paths=paths,
         state=FateState.UNDELETED if back else FateState.PRESENT,
-        events=found.events,
+        events=fate.events,
         info=info,
         explained=explained,
         unexplained=unexplained,
-        unreadable=found.unreadable,
+        unreadable=fate.unreadable,
     )
 
 
@@ -202,7 +202,7 @@ def _known(
         outcome = last.entry.outcome
         if last.quarantine is not None and outcome in (MOVED, GONE, UNKNOWN):
             _, kept = Reader(store, paths).pins_in_full()
-            quarantine = next((one for one in kept if one.name == last.quarantine), None)
+            quarantine = next((item for item in kept if item.name == last.quarantine), None)
             copy = None if quarantine is None else find_copy(store, paths, quarantine, path)
         if copy is not None:
             state = FateState.QUARANTINED
@@ -231,7 +231,7 @@ def _purge_of(store: ObjectStore, paths: JobPaths, quarantine: str | None) -> Jo
         return None
     copies = _Search.below(StatePath(paths.quarantine / quarantine))
     return next(
-        (one.entry for one in _events(store, paths, copies) if one.entry.kind == "purge"), None
+        (item.entry for item in _events(store, paths, copies) if item.entry.kind == "purge"), None
     )
 
 

@@ -70,14 +70,14 @@ def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
     levels: one for each attempt at an epoch, and one for each other directory.
     """
     inner = {paths.root, paths.generations, paths.checkpoints()}
-    found: list[StatePath] = []
+    directories: list[StatePath] = []
     waiting = [paths.root]
     while waiting:
         levels = concurrently(store.list_dir, waiting)
         below = [path for level in levels for path in level.prefixes]
         waiting = [p for p in below if p in inner or _is_generation(paths, p)]
-        found += [path for path in below if path not in waiting]
-    return sorted(found, key=lambda path: f"{path}/")  # as a listing of all of them
+        directories += [path for path in below if path not in waiting]
+    return sorted(directories, key=lambda path: f"{path}/")  # as a listing of all of them
 
 
 def list_beside(
@@ -145,10 +145,10 @@ def read_inventory(
     newest = newest_root(store, paths)
     if newest is None:
         raise refuse(NO_EPOCH, paths)
-    found = list_job(store, paths, newest.epoch, on_progress)
-    if not found.listed:
+    inventory = list_job(store, paths, newest.epoch, on_progress)
+    if not inventory.listed:
         raise refuse("the listing is empty, but an epoch exists", paths, path=newest.ref)
-    return found, read_listed(store, found, on_progress)
+    return inventory, read_listed(store, inventory, on_progress)
 
 
 def read_listed(
@@ -282,28 +282,28 @@ def _shelf(paths: JobPaths, path: StatePath, addressable: bool) -> str:
 
 def _with_attempts(store: ObjectStore, roots: Roots, found: Inventory) -> Roots:
     """Add what only the listing shows: manifests and operator metadata that own no epoch."""
-    known = PathsDigest(root.path for root in roots.read)
+    read_paths = PathsDigest(root.path for root in roots.read)
     paths = roots.paths
-    there = {one.epoch for one in roots.epochs}
+    numbers = {epoch.epoch for epoch in roots.epochs}
     more = [
-        one.path
-        for one in found.metadata
-        if (name := object_name(paths, one.path)).kind.lists_files
-        and one.path not in known
+        stored.path
+        for stored in found.metadata
+        if (name := object_name(paths, stored.path)).kind.lists_files
+        and stored.path not in read_paths
         # An operator that an existing epoch does not name was cut off: see `_cut`.
-        and not (name.kind is ObjectKind.OPERATOR and name.epoch in there)
+        and not (name.kind is ObjectKind.OPERATOR and name.epoch in numbers)
     ]
     reader = Reader(store, paths)
     attempts = concurrently(
         lambda path: _attempt_or_damaged(reader, path, found.newest, roots), more
     )
-    found_now = [one for one in attempts if one is not None]
-    damaged = [one for one in found_now if one.unreadable is not None]
-    epochs = sorted((*roots.epochs, *damaged), key=lambda one: -one.epoch)
+    existing = [root for root in attempts if root is not None]
+    damaged = [root for root in existing if root.unreadable is not None]
+    epochs = sorted((*roots.epochs, *damaged), key=lambda root: -root.epoch)
     return replace(
         roots,
         epochs=tuple(epochs) if damaged else roots.epochs,
-        attempts=(*roots.attempts, *(one for one in found_now if one.unreadable is None)),
+        attempts=(*roots.attempts, *(root for root in existing if root.unreadable is None)),
     )
 
 
@@ -347,32 +347,32 @@ def _attempt(reader: Reader, path: StatePath, newest: Epoch) -> EpochRoot | None
         return attempt(reader, path)
     if kind is not ObjectKind.OPERATOR:
         return None  # an epoch of the legacy layout that was deleted meanwhile
-    found = reader.optional(path, operator_references)
-    if found is None:
+    refs = reader.optional(path, operator_references)
+    if refs is None:
         return None
-    whole = reader.paths.legacy_metadata(found.epoch)
-    if found.epoch < newest and reader.store.head(whole) is not None:
+    whole = reader.paths.legacy_metadata(refs.epoch)
+    if refs.epoch < newest and reader.store.head(whole) is not None:
         check_listed(reader.paths, [whole])
-    return epoch_root(reader.paths, path, found, CheckpointState.UNCLAIMED, reader.taken((path,)))
+    return epoch_root(reader.paths, path, refs, CheckpointState.UNCLAIMED, reader.taken((path,)))
 
 
 def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[StatePath, Packed]:
     """Return the files of compactions that the job has not adopted. Refuse undecodable records."""
-    listed = [one.path for one in found.maintenance if one.path.parent == paths.compactions]
+    listed = [file.path for file in found.maintenance if file.path.parent == paths.compactions]
     reader = Reader(store, paths)
     # An incomplete listing hides none: records are named before they are written.
     named = [paths.compactions / name for name in reader.job_pins().compactions]
-    known = list(dict.fromkeys((*listed, *named)))
-    read = concurrently(lambda p: reader.optional(p, decode_compaction_record), known)
+    record_paths = list(dict.fromkeys((*listed, *named)))
+    read = concurrently(lambda p: reader.optional(p, decode_compaction_record), record_paths)
     touched: dict[StatePath, Packed] = {}
-    for path, record in zip(known, read, strict=True):
+    for path, record in zip(record_paths, read, strict=True):
         if record is None:
             continue  # adopted or dropped meanwhile: an epoch lists the merged files, or none does
         if (record.pipeline, record.job) != (paths.pipeline, paths.job):
             raise FormatError(
                 "the compaction record belongs to another job", path=path, job=record.job
             )
-        files = (p for one in record.merged for p in (*one.input_paths, *one.output_paths))
+        files = (p for merge in record.merged for p in (*merge.input_paths, *merge.output_paths))
         touched[path] = Packed.of_paths(files)
     return touched
 
@@ -382,15 +382,15 @@ def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
     refused; a record of an older epoch is no longer applicable.
     """
     directory = roots.paths.rewrites
-    listed = [one.path for one in found.maintenance if one.path.parent == directory]
+    listed = [file.path for file in found.maintenance if file.path.parent == directory]
     # An incomplete listing hides none: applicable records are also known by name.
     named = [directory / name for name in roots.job_pins.rewrites]
-    known = list(dict.fromkeys((*listed, *named)))
+    record_paths = list(dict.fromkeys((*listed, *named)))
     reader = Reader(store, roots.paths)
-    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), known)
+    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), record_paths)
     return {
         path: Packed.of_paths(record.inputs)
-        for path, record in zip(known, read, strict=True)
+        for path, record in zip(record_paths, read, strict=True)
         if record is not None and record.epoch >= roots.head.epoch
     }
 
@@ -402,12 +402,12 @@ def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StateP
     undecodable record is refused.
     """
     directory = roots.paths.rebuilds
-    known = [one.path for one in found.maintenance if one.path.parent == directory]
+    record_paths = [file.path for file in found.maintenance if file.path.parent == directory]
     reader = Reader(store, roots.paths)
-    read = concurrently(lambda p: reader.optional(p, decode_rebuild_record), known)
+    read = concurrently(lambda p: reader.optional(p, decode_rebuild_record), record_paths)
     return {
         path: Packed.of_paths(record.unlisted)
-        for path, record in zip(known, read, strict=True)
+        for path, record in zip(record_paths, read, strict=True)
         if record is not None and record.head.epoch >= roots.head.epoch
     }
 
@@ -416,32 +416,32 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
     """Yield the metadata of existing epochs that does not name all that was listed beside it."""
     paths = roots.paths
     names: dict[str, list[StoredObject]] = {}
-    metadata = (one for one in found.metadata if one.path.endswith("/metadata"))
+    metadata = (file for file in found.metadata if file.path.endswith("/metadata"))
     for stored in (*found.samples, *metadata):
         address = parse_operator_object(paths, stored.path)
         if address is not None:
             names.setdefault(address.checkpoint, []).append(stored)
     head = names.get(str(paths.checkpoint(roots.head.epoch, roots.head.worker_generation)), ())
     timed = any(written_with(roots.head, stored) for stored in head)  # unlike those of a copy
-    edits = [one for one in found.maintenance if one.path.parent == paths.edits]
-    written = {one.path: one.modified_micros for one in found.metadata}
-    for one, number, shared in epoch_directories(roots):
-        listed = names.get(str(paths.checkpoint(number, one.worker_generation)), ())
-        missing = {name for name, _ in one.operators} - {name for name, _ in one.tables}
-        shared = shared and timed and one.finish_time_micros > 0
+    edits = [file for file in found.maintenance if file.path.parent == paths.edits]
+    written = {file.path: file.modified_micros for file in found.metadata}
+    for epoch, number, shared in epoch_directories(roots):
+        listed = names.get(str(paths.checkpoint(number, epoch.worker_generation)), ())
+        missing = {name for name, _ in epoch.operators} - {name for name, _ in epoch.tables}
+        shared = shared and timed and epoch.finish_time_micros > 0
         own = [
-            each.path
-            for each in (*edits, *listed)
-            if not (shared and is_data_file(each.path))
-            or written_with(one, each, written.get(one.ref))
+            file.path
+            for file in (*edits, *listed)
+            if not (shared and is_data_file(file.path))
+            or written_with(epoch, file, written.get(epoch.ref))
         ]
         named = NamedTables(
-            epoch=one.epoch,
-            worker_generation=one.worker_generation,
-            tables=dict(one.tables) | dict.fromkeys(missing, ()),
-            unchecked=missing.union(one.dropped),
+            epoch=epoch.epoch,
+            worker_generation=epoch.worker_generation,
+            tables=dict(epoch.tables) | dict.fromkeys(missing, ()),
+            unchecked=missing.union(epoch.dropped),
             directory=number,
-            managed=one.managed,
+            managed=epoch.managed,
         )
         yield from cut_metadata(paths, named, own)
 
@@ -454,20 +454,20 @@ def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator
     paths, kept = roots.paths, kept_beside(roots)
     reader = Reader(store, paths)
     hints = [
-        one.path
-        for one in found.metadata
-        if object_name(paths, one.path).kind is ObjectKind.GENERATION
+        file.path
+        for file in found.metadata
+        if object_name(paths, file.path).kind is ObjectKind.GENERATION
     ]
     read = concurrently(lambda p: reader.read_or_error(p, decode_generation_manifest), hints)
-    refs = [one.latest_ref for one in read if isinstance(one, GenerationManifest)]
-    known = {one.ref for one in (*roots.epochs, *roots.attempts)}
-    oldest = min((one.epoch for one in roots.current if one.epoch not in kept), default=None)
+    refs = [manifest.latest_ref for manifest in read if isinstance(manifest, GenerationManifest)]
+    existing = {epoch.ref for epoch in (*roots.epochs, *roots.attempts)}
+    oldest = min((epoch.epoch for epoch in roots.current if epoch.epoch not in kept), default=None)
     lost: list[LostObject] = []
     for ref in refs:
-        address = None if ref is None or ref in known else parse_manifest_path(ref)
+        address = None if ref is None or ref in existing else parse_manifest_path(ref)
         if ref is None or address is None:
             continue
-        again = any(one.epoch == address.epoch for one in roots.current)
+        again = any(epoch.epoch == address.epoch for epoch in roots.current)
         if not again and (oldest is None or address.epoch <= oldest):
             continue  # it has expired
         if roots.behind_rollback(address.epoch):
@@ -475,25 +475,25 @@ def _lost_latest(store: ObjectStore, roots: Roots, found: Inventory) -> Iterator
         if ref != roots.lost:
             reason = "its worker generation published it last, and it is missing"
             lost.append(LostObject(address.epoch, ref, reason))
-    infos = concurrently(store.head, [one.path for one in lost])
-    yield from (one for one, info in zip(lost, infos, strict=True) if info is None)
+    infos = concurrently(store.head, [checkpoint.path for checkpoint in lost])
+    yield from (checkpoint for checkpoint, info in zip(lost, infos, strict=True) if info is None)
 
 
 def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:
-    listed = PathsDigest(one.path for one in found.metadata)
-    known = (root for one in roots.epochs if one.epoch <= found.newest for root in one.roots)
-    unlisted = [root.path for root in known if root.path not in listed]
+    listed = PathsDigest(file.path for file in found.metadata)
+    named = (root for epoch in roots.epochs if epoch.epoch <= found.newest for root in epoch.roots)
+    unlisted = [root.path for root in named if root.path not in listed]
     if unlisted:
-        foreign = PathsDigest(one.path for one in found.foreign)
+        foreign = PathsDigest(file.path for file in found.foreign)
         unlisted = [path for path in unlisted if path not in foreign]
-    there = concurrently(store.head, unlisted)
+    infos = concurrently(store.head, unlisted)
     # Objects that no longer exist were deleted by another process after they were read.
     check_listed(
         roots.paths,
-        [path for path, info in zip(unlisted, there, strict=True) if info is not None],
+        [path for path, info in zip(unlisted, infos, strict=True) if info is not None],
     )
 
 
 def matching(found: Iterable[StoredObject], wanted: PathsDigest) -> Iterator[StoredObject]:
     """Return the objects whose paths are wanted."""
-    return (one for one in found if one.path in wanted)
+    return (file for file in found if file.path in wanted)

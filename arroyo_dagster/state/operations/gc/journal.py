@@ -136,9 +136,9 @@ class Journal:
             header = replace(header, expired=old[-1])
         data = encode_header(header)
         name = _begun_name(store, paths, header, data)
-        for one in old:
-            _delete_records(store, paths.journal / one)
-        delete_all(store, [run_path(paths, one) for one in old])
+        for run in old:
+            _delete_records(store, paths.journal / run)
+        delete_all(store, [run_path(paths, run) for run in old])
         return cls(store, paths, name, data, header.begun_at_micros)
 
     def write(
@@ -150,15 +150,15 @@ class Journal:
             batches: each with its number, from 1.
         """
         now = self._begun + time.monotonic_ns() // 1000
-        written = concurrently(lambda one: self._write(now, *one, outcomes), batches)
+        written = concurrently(lambda batch: self._write(now, *batch, outcomes), batches)
         self._records |= {number: data for (number, _), data in zip(batches, written, strict=True)}
 
     def _write(
         self, now: int, number: int, objects: Sequence[StoredObject], outcomes: Mapping[Any, str]
     ) -> bytes:
         lines = [
-            (str(one.path), one.size_bytes, one.etag, outcomes.get(one.path, UNKNOWN))
-            for one in objects
+            (str(file.path), file.size_bytes, file.etag, outcomes.get(file.path, UNKNOWN))
+            for file in objects
         ]
         data = encode_batch(now, lines)
         self._store.put(self._directory / record_name(number), data)
@@ -281,8 +281,8 @@ def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
         parts[number] = encode_batch(
             batch[0][0],
             [
-                (path, size, etag, outcomes.get(path, said) if said == UNKNOWN else said)
-                for _, path, size, etag, said in batch
+                (path, size, etag, outcomes.get(path, outcome) if outcome == UNKNOWN else outcome)
+                for _, path, size, etag, outcome in batch
             ],
         )
         store.put(directory / record_name(number), parts[number])
@@ -331,7 +331,7 @@ def stored_runs(store: ObjectStore, paths: JobPaths) -> StoredRuns:
     for path, level in zip(listed.prefixes, within, strict=True):
         parts = [info.path for info in level.objects]
         unknown += [] if _NAME.fullmatch(path.name) else [path]
-        unknown += [one for one in parts if parse_numbered(one.name, 6, _SUFFIX) is None]
+        unknown += [path for path in parts if parse_numbered(path.name, 6, _SUFFIX) is None]
         unknown += level.prefixes
     return StoredRuns(
         ended=frozenset(name for path, name in ended.items() if path not in unknown),
@@ -414,8 +414,8 @@ def load_run(store: ObjectStore, paths: JobPaths, name: str) -> StoredRun:
 
 def load_runs(store: ObjectStore, paths: JobPaths, names: Sequence[str]) -> Iterator[StoredRun]:
     """Read runs one after the other, a few ahead; those that do not exist are left out."""
-    found = ahead(lambda name: load_run(store, paths, name), names)
-    return (run for run in found if run.objects)
+    runs = ahead(lambda name: load_run(store, paths, name), names)
+    return (run for run in runs if run.objects)
 
 
 def records_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, bytes]]:
@@ -425,9 +425,9 @@ def records_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, 
     """
     listed = (info.path.name for info in store.list_dir(directory).objects)
     numbers = [parse_numbered(name, 6, _SUFFIX) for name in listed]
-    number = 1 + max((one for one in numbers if one is not None), default=-1)
-    read = ahead(lambda one: _read(store, directory / record_name(one)), range(number))
-    yield from ((one, data) for one, data in enumerate(read) if data is not None)
+    number = 1 + max((n for n in numbers if n is not None), default=-1)
+    read = ahead(lambda n: _read(store, directory / record_name(n)), range(number))
+    yield from ((n, data) for n, data in enumerate(read) if data is not None)
     while (data := _read(store, directory / record_name(number))) is not None:
         yield number, data
         number += 1

@@ -91,8 +91,8 @@ def _inspected(stored: StoredRun) -> tuple[_Run, list[Finding]]:
         if stored.ended and not is_end(last, path):
             raise FormatError("it was cut: its last part is missing", path=path)
     except FormatError as error:
-        at = str(error.facts.get("path", path))
-        problems.append(warning("journal-unreadable", at, error.message, _READ))
+        where = str(error.facts.get("path", path))
+        problems.append(warning("journal-unreadable", where, error.message, _READ))
     return _Run(name=stored.name, path=path, header=header, digest=digest), problems
 
 
@@ -108,10 +108,10 @@ def _leftovers(store: ObjectStore, paths: JobPaths, stored: StoredRun) -> Iterat
 def _missing(paths: JobPaths, runs: list[_Run], followers: list[_Run]) -> Iterator[Finding]:
     """Find runs that a later one follows and that do not exist."""
     expired = max((run.header.expired or "" for run in runs if run.header), default="")
-    known = {run.name for run in runs}
+    names = {run.name for run in runs}
     for run in followers:
         before = None if run.header is None else run.header.previous
-        if before is not None and expired < before.run and before.run not in known:
+        if before is not None and expired < before.run and before.run not in names:
             evidence = f"this run is missing: {run.name} follows it"
             yield warning("journal-changed", run_path(paths, before.run), evidence, _KEPT)
 

@@ -69,8 +69,8 @@ def read_store_listing(
         made_at.append(micros)
         rows += table.height
         tables.append(table.filter(pl.col("path").str.starts_with(below)))
-    found = pl.concat(tables)
-    if found.is_empty():
+    frame = pl.concat(tables)
+    if frame.is_empty():
         raise ProtocolError(
             f"the listing of {rows} rows contains nothing below the job: expected keys that begin "
             f"with {below}",
@@ -82,7 +82,7 @@ def read_store_listing(
         source=", ".join(map(redact_url, sources)),
         paths=paths,
         made_at_micros=min(made_at),
-        stored=Packed(_current(found, len(root))),
+        stored=Packed(_current(frame, len(root))),
         rows=rows,
     )
 
@@ -163,9 +163,9 @@ def _undecodable(source: str, error: BaseException) -> FormatError:
 def _table(data: bytes, names: Mapping[str, str], source: str) -> pl.DataFrame:
     """Return the rows of a file: path, size, time in microseconds of UTC, etag (perhaps null)."""
     try:
-        found = _columns(data, names, source)
-        etag = pl.col("etag") if "etag" in found.columns else pl.lit(None)
-        times = found.schema["time"]
+        frame = _columns(data, names, source)
+        etag = pl.col("etag") if "etag" in frame.columns else pl.lit(None)
+        times = frame.schema["time"]
         if times == pl.String:
             zoned = pl.col("time").str.replace(" ", "T").str.replace("Z$", "+00:00")
             time = zoned.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%:z", time_unit="us")
@@ -177,7 +177,7 @@ def _table(data: bytes, names: Mapping[str, str], source: str) -> pl.DataFrame:
                 path=redact_url(source),
                 next_step="write times as 2026-11-20T01:00:00Z, or as timestamps of Parquet",
             )
-        return found.select(
+        return frame.select(
             pl.col("path").cast(pl.String),
             pl.col("size").cast(pl.Int64),
             time.dt.timestamp("us").alias("time"),
@@ -193,29 +193,29 @@ def _columns(data: bytes, names: Mapping[str, str], source: str) -> pl.DataFrame
     numbered = names["size"].isdecimal()
     if data[:4] == b"PAR1":
         present = list(pl.read_parquet_schema(file))
-        wanted = [name for name in names.values() if name in present]
+        used = [name for name in names.values() if name in present]
         file.seek(0)
-        found = pl.read_parquet(file, columns=wanted)
+        frame = pl.read_parquet(file, columns=used)
     else:
-        found = pl.read_csv(file, has_header=not numbered, infer_schema=False, null_values=[""])
+        frame = pl.read_csv(file, has_header=not numbered, infer_schema=False, null_values=[""])
         if numbered:
-            found.columns = [str(number + 1) for number in range(found.width)]
+            frame.columns = [str(number + 1) for number in range(frame.width)]
     columns = dict(names)
-    if columns.get("etag") == _DEFAULTS["etag"] and _DEFAULTS["etag"] not in found.columns:
+    if columns.get("etag") == _DEFAULTS["etag"] and _DEFAULTS["etag"] not in frame.columns:
         del columns["etag"]  # a column that was named otherwise must exist
-    missing = [name for name in columns.values() if name not in found.columns]
+    missing = [name for name in columns.values() if name not in frame.columns]
     if missing:
         raise FormatError(
-            f"the listing has the columns {', '.join(found.columns):.{_MOST_LETTERS}}: expected "
+            f"the listing has the columns {', '.join(frame.columns):.{_MOST_LETTERS}}: expected "
             f"{missing[0]}",
             path=redact_url(source),
             next_step="name its columns: --listing-columns path=…,size=…,time=…,etag=…",
         )
-    found = found.select(pl.col(name).alias(field) for field, name in columns.items())
+    frame = frame.select(pl.col(name).alias(field) for field, name in columns.items())
     if _ENCODED not in columns:
-        return found
-    keys = [None if key is None else unquote_plus(key) for key in found[_ENCODED].cast(pl.String)]
-    return found.drop(_ENCODED).with_columns(pl.Series("path", keys, pl.String))
+        return frame
+    keys = [None if key is None else unquote_plus(key) for key in frame[_ENCODED].cast(pl.String)]
+    return frame.drop(_ENCODED).with_columns(pl.Series("path", keys, pl.String))
 
 
 def _current(rows: pl.DataFrame, cut: int) -> Iterator[StoredObject]:

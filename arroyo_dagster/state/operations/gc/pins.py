@@ -70,7 +70,7 @@ def pin_epoch(
     )
     pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
     before = read_pins(store, paths).pinned
-    found = change_pins(store, paths, lambda kept: kept.with_pin(pin), owner=owner, clock=clock)
+    pins = change_pins(store, paths, lambda kept: kept.with_pin(pin), owner=owner, clock=clock)
     try:
         backend.prepare_checkpoint_load(epoch)
         if may_be_going(store, paths, epoch):
@@ -80,7 +80,7 @@ def pin_epoch(
         if epoch not in before:
             unpin_epochs(store, paths, [epoch], owner=owner, clock=clock)
         raise
-    return found
+    return pins
 
 
 def may_be_going(store: ObjectStore, paths: JobPaths, epoch: Epoch = ANY) -> bool:
@@ -115,10 +115,10 @@ def unpin_epochs(
         NotFoundError: an epoch is not pinned; nothing was changed.
         ConflictError: the job is leased by another process.
     """
-    wanted = frozenset(epochs)
+    numbers = frozenset(epochs)
 
     def remove(found: JobPins) -> JobPins:
-        unknown = sorted(wanted - found.pinned)
+        unknown = sorted(numbers - found.pinned)
         if unknown:
             raise NotFoundError(
                 "this epoch is not pinned",
@@ -127,7 +127,7 @@ def unpin_epochs(
                 next_step="list the pinned epochs with `arroyo-state sql @pins JOB`; nothing was "
                 "changed",
             )
-        return release(found, epochs=wanted)
+        return release(found, epochs=numbers)
 
     return change_pins(store, paths, remove, owner=owner, clock=clock)
 
@@ -164,9 +164,9 @@ def change_pins(
 
 def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], JobPins]) -> JobPins:
     """Change the pins; the caller holds the lease, and `held` is the leased store."""
-    found = change(read_pins(held, paths))
-    held.put(paths.job_pins, encode(found))
-    if read_pins(held, paths) != found:
+    pins = change(read_pins(held, paths))
+    held.put(paths.job_pins, encode(pins))
+    if read_pins(held, paths) != pins:
         raise ConflictError(
             "the pins read back different from what was written",
             job=paths.root,
@@ -174,7 +174,7 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
             next_step="find out which other program writes there, then try again; nothing was "
             "deleted",
         )
-    return found
+    return pins
 
 
 def note_expired(held: ObjectStore, paths: JobPaths, below: Epoch) -> None:
@@ -192,13 +192,13 @@ def forget_released(
         held: the store, under the lease.
         still_there: earlier epochs that still exist: their pins must still explain the gaps.
     """
-    found = read_pins(held, paths)
+    current = read_pins(held, paths)
     stays = tuple(
-        one
-        for one in found.pins
-        if not one.released or one.epoch >= before or one.epoch in still_there
+        pin
+        for pin in current.pins
+        if not pin.released or pin.epoch >= before or pin.epoch in still_there
     )
-    if stays != found.pins:
+    if stays != current.pins:
         put_pins(held, paths, lambda kept: replace(kept, pins=stays))
 
 
@@ -212,9 +212,9 @@ def keep_compaction(held: ObjectStore, paths: JobPaths, name: str) -> None:
     """
 
     def add(kept: JobPins) -> JobPins:
-        there = concurrently(held.head, [paths.compactions / one for one in kept.compactions])
-        pairs = zip(kept.compactions, there, strict=True)
-        waiting = (one for one, info in pairs if info is not None)
+        infos = concurrently(held.head, [paths.compactions / record for record in kept.compactions])
+        pairs = zip(kept.compactions, infos, strict=True)
+        waiting = (record for record, info in pairs if info is not None)
         return replace(kept, compactions=(*waiting, name))
 
     put_pins(held, paths, add)

@@ -179,14 +179,14 @@ def _plan(
     begun = _begun_removal(store, paths) if removes else None
     if begun is not None:
         return _rest_of(store, request, begun, now)
-    given = request.listing
-    if given is not None:
-        check_age(given, paths, now, request.grace_micros)
-        listing = list_with(store, paths, given, on_progress)
+    stored = request.listing
+    if stored is not None:
+        check_age(stored, paths, now, request.grace_micros)
+        listing = list_with(store, paths, stored, on_progress)
         roots = read_listed(store, listing.found, on_progress)
-        check_complete(store, given, roots, listing.found.files)
+        check_complete(store, stored, roots, listing.found.files)
         plan = _orphans(request, listing.found, roots, now, needed_answer(request, roots, before))
-        return rechecked(store, with_newer(plan, listing.newer), given, items)
+        return rechecked(store, with_newer(plan, listing.newer), stored, items)
     try:
         inventory, roots = read_inventory(store, paths, on_progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
@@ -228,7 +228,7 @@ def retention_now(store: ObjectStore, request: GcRequest, roots: Roots) -> Reten
         and paths.layout is Layout.PROTOCOL
         and head.state is CheckpointState.READY
         and roots.restorable in (None, head.epoch)
-        and not any(one.epoch > head.epoch for one in roots.attempts)
+        and not any(root.epoch > head.epoch for root in roots.attempts)
     )
     newest = ParquetBackend(store, paths).load() if ended else None
     if newest is None or newest.ref != head.ref or not _at_rest(store, request, newest, paths):
@@ -329,12 +329,12 @@ def _check_no_removal(store: ObjectStore, roots: Roots, plan: GcPlan, files: Pac
 def _rest_of(store: ObjectStore, asked: GcRequest, begun: GcPlan, now: int) -> GcPlan:
     _dead(store, asked, begun.paths, managed=bool(begun.rule.get("ours")))
     job_pins, quarantined = Reader(store, begun.paths).pins_in_full()
-    found = list_job(store, begun.paths, Epoch(0))
+    inventory = list_job(store, begun.paths, Epoch(0))
     return what_is_left_of(
         begun,
-        found.files,
-        found.metadata,
-        found.foreign,
+        inventory.files,
+        inventory.metadata,
+        inventory.foreign,
         job_pins=job_pins,
         quarantined=quarantined,
         now_micros=now,
@@ -348,11 +348,11 @@ def _dead(
     are not reported as gone themselves.
     """
     listed = _known_jobs(store) if asked.others is None else asked.others
-    others = [one for one in listed if one != paths]
-    answer, *known = asked.directory.look_up([paths, *others])
-    why = why_dead(paths, answer, known, managed=managed)
-    said = zip(others, known, strict=True)
-    alive = [one for one, its in said if its.facts.condition is not JobCondition.GONE]
+    others = [other for other in listed if other != paths]
+    answer, *answers = asked.directory.look_up([paths, *others])
+    why = why_dead(paths, answer, answers, managed=managed)
+    pairs = zip(others, answers, strict=True)
+    alive = [other for other, reply in pairs if reply.facts.condition is not JobCondition.GONE]
     return why, answer, alive
 
 
@@ -373,8 +373,8 @@ def _unreadable_job(
         evidence: why it cannot be read.
     """
     job_pins, quarantined = Reader(store, paths).pins_in_full()
-    found = list_job(store, paths, Epoch(0))
-    if not found.listed:
+    inventory = list_job(store, paths, Epoch(0))
+    if not inventory.listed:
         raise refuse("the listing is empty", paths)
     roots = Roots(
         paths=paths,
@@ -383,7 +383,7 @@ def _unreadable_job(
         job_pins=job_pins,
         quarantined=quarantined,
     )
-    return _dead_job(store, asked, found, roots, now, evidence)
+    return _dead_job(store, asked, inventory, roots, now, evidence)
 
 
 def _dead_job(

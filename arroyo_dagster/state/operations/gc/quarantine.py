@@ -86,25 +86,25 @@ class QuarantineWriter:
                 quarantine.
             items: copies the objects.
         """
-        _, known = Reader(held, plan.paths).pins_in_full()
-        begun = next((one for one in known if not one.ended), None)
+        _, quarantines = Reader(held, plan.paths).pins_in_full()
+        begun = next((quarantine for quarantine in quarantines if not quarantine.ended), None)
         if begun is None:
             name = f"{now_micros:017}-{plan.digest[:12]}"
             begun = Quarantined(name=name, needs=NOTHING, moved_at_micros=now_micros)
         steps = (plan.data, plan.records, plan.metadata)
-        moved = [one.path for one in all_moved(held, plan.paths, begun)]
-        found = replace(
+        moved = [file.path for file in all_moved(held, plan.paths, begun)]
+        current = replace(
             begun,
             needs=Packed.of_paths(sorted({*begun.needs.paths, *_needs(held, plan, moved)})),
             moved_at_micros=now_micros,
             # Objects that still exist at the end of a step are moved once more.
             parts=begun.parts + sum(step.batch_count + 1 for step in steps),
         )
-        held.put(plan.paths.quarantine_index(found.name), encode_quarantined(found, owner))
-        put_pins(held, plan.paths, functools.partial(_with_quarantine, name=found.name))
-        if found.needs and may_be_going(held, plan.paths):
+        held.put(plan.paths.quarantine_index(current.name), encode_quarantined(current, owner))
+        put_pins(held, plan.paths, functools.partial(_with_quarantine, name=current.name))
+        if current.needs and may_be_going(held, plan.paths):
             sleep(IN_FLIGHT_GRACE_SECONDS)
-        return cls(held, plan.paths, found, owner, begun.parts, items)
+        return cls(held, plan.paths, current, owner, begun.parts, items)
 
     @property
     def name(self) -> str:
@@ -122,26 +122,26 @@ class QuarantineWriter:
             The paths of objects that did not exist; nothing at these paths may be deleted.
         """
         directory = self.paths.quarantine / self.name
-        wanted = [
-            (one, directory / f"{self.index_offset + number:06}-{at:04}")
+        targets = [
+            (file, directory / f"{self.index_offset + number:06}-{index:04}")
             for number, batch in batches
-            for at, one in enumerate(batch)
+            for index, file in enumerate(batch)
         ]
-        sizes = [one.size_bytes or 0 for one, _ in wanted]
-        amount = WorkAmount(files=len(wanted), size_bytes=sum(sizes))
+        sizes = [file.size_bytes or 0 for file, _ in targets]
+        amount = WorkAmount(files=len(targets), size_bytes=sum(sizes))
         choice = self.items.choose("copy to quarantine", amount)
         weights = [size + COPY_BYTES for size in sizes]
         copy = functools.partial(copy_object, self.store)
-        found = self.items.run(choice, copy, wanted, weights)
-        copies = iter(found)
+        moved = self.items.run(choice, copy, targets, weights)
+        copies = iter(moved)
         # The index is written here, once, after its copies: a worker that was given up and still
         # runs cannot replace it.
         parts = [(number, [next(copies) for _ in batch]) for number, batch in batches]
         concurrently(lambda part: self._put_index(directory, *part), parts)
-        return [one.path for (one, _), copy in zip(wanted, found, strict=True) if copy is None]
+        return [file.path for (file, _), copy in zip(targets, moved, strict=True) if copy is None]
 
     def _put_index(self, directory: StatePath, number: int, found: Sequence[Moved | None]) -> None:
-        moved = [one for one in found if one is not None]
+        moved = [copy for copy in found if copy is not None]
         path = index_batch(self.paths, self.name, self.index_offset + number)
         self.store.put(path, encode_moved(moved))
 
@@ -166,12 +166,12 @@ def copy_object(store: ObjectStore, wanted: tuple[StoredObject, StatePath]) -> M
     Raises:
         FormatError: the copy reads back different.
     """
-    one, prefix = wanted
+    file, prefix = wanted
     target = StatePath(f"{prefix}-{uuid.uuid4().hex[:12]}")
-    with in_turn(one.size_bytes):
+    with in_turn(file.size_bytes):
         try:
-            digest, size_bytes = digest_stored(store, one.path)
-            store.copy(one.path, target)
+            digest, size_bytes = digest_stored(store, file.path)
+            store.copy(file.path, target)
         except NotFoundError:
             return None
         if digest_stored(store, target) != (digest, size_bytes):
@@ -180,7 +180,7 @@ def copy_object(store: ObjectStore, wanted: tuple[StoredObject, StatePath]) -> M
                 path=target,
                 next_step="check the store, then run it again",
             )
-    return Moved(path=one.path, copy=target, size_bytes=size_bytes, digest=digest)
+    return Moved(path=file.path, copy=target, size_bytes=size_bytes, digest=digest)
 
 
 def _needs(held: ObjectStore, plan: GcPlan, moved_before: Iterable[StatePath]) -> set[StatePath]:
@@ -199,8 +199,8 @@ def _needs(held: ObjectStore, plan: GcPlan, moved_before: Iterable[StatePath]) -
             return reader.read(path, operator_references).files
         return ()
 
-    found = concurrently(listed, plan.metadata.paths)
-    return {path for files in found for path in files if path not in moved}
+    lists = concurrently(listed, plan.metadata.paths)
+    return {path for files in lists for path in files if path not in moved}
 
 
 # ---- existing quarantines ------------------------------------------------------------------------
@@ -212,8 +212,8 @@ def list_quarantines(store: ObjectStore, paths: JobPaths) -> list[tuple[Quaranti
     Raises:
         ProtocolError, FormatError: an index is missing or does not decode.
     """
-    _, found = Reader(store, paths).pins_in_full()
-    return [(one, all_moved(store, paths, one)) for one in found]
+    _, quarantines = Reader(store, paths).pins_in_full()
+    return [(quarantine, all_moved(store, paths, quarantine)) for quarantine in quarantines]
 
 
 def all_moved(store: ObjectStore, paths: JobPaths, one: Quarantined) -> list[Moved]:
@@ -228,9 +228,9 @@ def _index_parts(
     directory = paths.quarantine / one.name
     listed = {info.path for info in store.list_dir(directory).objects}
     named = {index_batch(paths, one.name, number) for number in range(1, one.parts + 1)}
-    known = sorted(path for path in listed | named if path.name.startswith("part-"))
-    found = concurrently(lambda path: _moved_in(store, paths, path), known)
-    return {path: part for path, part in zip(known, found, strict=True) if part is not None}
+    parts = sorted(path for path in listed | named if path.name.startswith("part-"))
+    contents = concurrently(lambda path: _moved_in(store, paths, path), parts)
+    return {path: part for path, part in zip(parts, contents, strict=True) if part is not None}
 
 
 def find_copy(
@@ -240,9 +240,9 @@ def find_copy(
     names = [index_batch(paths, one.name, number) for number in range(1, one.parts + 1)]
     # A run that continues another may copy an object once more: the newest copy counts.
     for part in ahead(lambda name: _moved_in(store, paths, name), reversed(names)):
-        found = next((moved for moved in part or () if moved.path == path), None)
-        if found is not None:
-            return found
+        copy = next((moved for moved in part or () if moved.path == path), None)
+        if copy is not None:
+            return copy
     return None
 
 
@@ -253,8 +253,8 @@ def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Move
         return None  # the run was interrupted before this part, or had nothing left to move
     moved = decode_moved(data, path)
     for below, named in (
-        (paths.root, [one.path for one in moved]),
-        (paths.quarantine, [one.copy for one in moved]),
+        (paths.root, [file.path for file in moved]),
+        (paths.quarantine, [file.copy for file in moved]),
     ):
         check_own(
             paths,
@@ -302,14 +302,14 @@ def purge(
         )
         finish_open_runs(held, paths)
         going = _old(held, paths, now - older_than_micros)
-        for one in going:
-            purge_quarantine(held, paths, one, owner, now, on_progress)
+        for quarantine in going:
+            purge_quarantine(held, paths, quarantine, owner, now, on_progress)
     return going
 
 
 def _old(store: ObjectStore, paths: JobPaths, before_micros: int) -> list[Quarantined]:
-    _, found = Reader(store, paths).pins_in_full()
-    return [one for one in found if one.moved_at_micros <= before_micros]
+    _, quarantines = Reader(store, paths).pins_in_full()
+    return [quarantine for quarantine in quarantines if quarantine.moved_at_micros <= before_micros]
 
 
 def purge_quarantine(

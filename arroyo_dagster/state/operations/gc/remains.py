@@ -33,8 +33,8 @@ def with_remains(store: ObjectStore, plan: GcPlan) -> GcPlan:
     if plan.kind is PlanKind.EXPIRE:
         return plan
     before = plan.made_at_micros - OLD_MICROS
-    found = write_remains(store, plan.paths)
-    return replace(plan, remains=tuple(one for one in found if one.modified_micros < before))
+    remains = write_remains(store, plan.paths)
+    return replace(plan, remains=tuple(file for file in remains if file.modified_micros < before))
 
 
 def sweep(held: Leased, plan: GcPlan, fresh: GcPlan) -> int:
@@ -44,7 +44,7 @@ def sweep(held: Leased, plan: GcPlan, fresh: GcPlan) -> int:
         ConflictError: the lease is lost.
         StorageError: a file cannot be deleted; the others were.
     """
-    names = [one.name for one in fresh.remains if one in plan.remains]
+    names = [file.name for file in fresh.remains if file in plan.remains]
     if not names:
         return 0
     held.check()

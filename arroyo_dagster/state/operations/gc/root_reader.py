@@ -45,9 +45,9 @@ class Reader(MetadataReader):
         """Read an object that is requested once more later; that request does not read it again."""
         data = super().bytes_of(path)
         self._early[path] = data
-        found = self.optional(path, decode_by_name)
+        record = self.optional(path, decode_by_name)
         self._early[path] = data
-        return found
+        return record
 
     def _remember(self, path: StatePath, data: bytes, value: object) -> None:
         self._check_version(path, value)
@@ -73,7 +73,7 @@ class Reader(MetadataReader):
 
 def _time_of(value: object) -> int | None:
     for name in ("finish_time_micros", "created_at_micros", "updated_at_micros"):
-        found = getattr(value, name, None)
-        if isinstance(found, int):
-            return found
+        micros = getattr(value, name, None)
+        if isinstance(micros, int):
+            return micros
     return None

@@ -62,10 +62,10 @@ def settled(paths: JobPaths, look: Callable[[], Roots | None]) -> Roots:
     wrong: ProtocolError | None = None
     for _ in range(_TRIES):
         try:
-            found = look()
-            if found is not None:
-                check_roots(found)
-                return found
+            roots = look()
+            if roots is not None:
+                check_roots(roots)
+                return roots
         except ProtocolError as error:
             wrong = error
     if wrong is not None:

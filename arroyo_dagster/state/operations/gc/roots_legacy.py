@@ -42,30 +42,30 @@ def legacy_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     numbers, newest = newest_legacy(reader)
     if newest is None:
         raise refuse(NO_EPOCH, reader.paths)
-    wanted = [n for n in numbers if n <= newest]
-    _check_unlisted(reader, wanted)
-    found: list[EpochRoot] = []
+    epochs = [n for n in numbers if n <= newest]
+    _check_unlisted(reader, epochs)
+    roots: list[EpochRoot] = []
     damaged: dict[Epoch, ArroyoStateError] = {}
-    for at in range(0, len(wanted), AT_ONCE):
-        numbers_now = wanted[at : at + AT_ONCE]
+    for start in range(0, len(epochs), AT_ONCE):
+        numbers_now = epochs[start : start + AT_ONCE]
         some = concurrently(lambda n: _legacy_epoch_or_error(reader, n), numbers_now)
-        found += [one for one in some if isinstance(one, EpochRoot)]
+        roots += [root for root in some if isinstance(root, EpochRoot)]
         damaged.update(
-            (number, one)
-            for number, one in zip(numbers_now, some, strict=True)
-            if isinstance(one, ArroyoStateError)
+            (number, error)
+            for number, error in zip(numbers_now, some, strict=True)
+            if isinstance(error, ArroyoStateError)
         )
-        done = min(len(wanted), at + AT_ONCE)
+        done = min(len(epochs), start + AT_ONCE)
         on_progress(
-            Progress(step="read epochs", done=done, total=len(wanted), unit=ProgressUnit.EPOCHS)
+            Progress(step="read epochs", done=done, total=len(epochs), unit=ProgressUnit.EPOCHS)
         )
-    found = _with_rolled_back(reader, newest, found, damaged)
+    roots = _with_rolled_back(reader, newest, roots, damaged)
     if reader.store.head(reader.paths.legacy_metadata(newest)) is None:
         return None
     return Roots(
         paths=reader.paths,
         worker_generation=None,
-        epochs=tuple(found),
+        epochs=tuple(roots),
         job_pins=job_pins,
         quarantined=aside,
         more=tuple(reader.roots.values()),
@@ -90,19 +90,19 @@ def _with_rolled_back(
     Raises:
         FormatError, ProtocolError: another epoch is damaged.
     """
-    restored = {one.epoch: to for one in found if (to := one.rolled_back_to) is not None}
-    left = rolled_back(newest, (*(one.epoch for one in found), *damaged), restored)
+    restored = {root.epoch: to for root in found if (to := root.rolled_back_to) is not None}
+    left = rolled_back(newest, (*(root.epoch for root in found), *damaged), restored)
     for number in sorted(damaged.keys() - left):
         raise damaged[number]
     if not found:
         return []  # all of them have expired meanwhile
     head = found[0]
     paths = reader.paths
-    marked = [rolled_back_root(paths, one, head) if one.epoch in left else one for one in found]
+    marked = [rolled_back_root(paths, root, head) if root.epoch in left else root for root in found]
     for number, error in damaged.items():
-        one = damaged_legacy_root(paths, number, error.message, head)
-        marked.append(replace(one, roots=known_roots(reader, one.by_name)))
-    return sorted(marked, key=lambda one: -one.epoch)
+        root = damaged_legacy_root(paths, number, error.message, head)
+        marked.append(replace(root, roots=known_roots(reader, root.by_name)))
+    return sorted(marked, key=lambda root: -root.epoch)
 
 
 def newest_legacy(reader: Reader) -> tuple[list[Epoch], Epoch | None]:
@@ -150,8 +150,8 @@ def _check_unlisted(reader: Reader, numbers: Sequence[Epoch]) -> None:
     inspected = {n for gap in gaps for n in (*gap[:BESIDE_A_GAP], *gap[-BESIDE_A_GAP:])}
     missing = [Epoch(n) for n in sorted(inspected)]
     heads = concurrently(lambda n: reader.store.head(reader.paths.legacy_metadata(n)), missing)
-    found = zip(missing, heads, strict=True)
-    _refuse_hidden(reader.paths, [n for n, head in found if head is not None])
+    pairs = zip(missing, heads, strict=True)
+    _refuse_hidden(reader.paths, [n for n, head in pairs if head is not None])
 
 
 def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:

@@ -36,10 +36,10 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     paths = reader.paths
     fence = reader.read(paths.current_generation, records.decode_current_generation)
     job_pins, aside = reader.pins_in_full()
-    found = newest_head(reader, fence)
-    if found is None:
+    result = newest_head(reader, fence)
+    if result is None:
         raise refuse(NO_EPOCH, paths, path=paths.current_generation)
-    head, restorable, asked = found
+    head, restorable, manifests = result
     epochs: list[EpochRoot] = []
     for epoch in itertools.chain([head], _below(reader, head)):
         epochs.append(epoch)
@@ -58,12 +58,12 @@ def protocol_roots(reader: Reader, on_progress: OnProgress) -> Roots | None:
     data = reader.store.read(paths.current_generation)
     if records.decode_current_generation(data, paths.current_generation) != fence:
         return None
-    generations = {path: found for path, found in asked.items() if found is not None}
+    generations = {path: manifest for path, manifest in manifests.items() if manifest is not None}
     own = generations.get(paths.generation_manifest(fence.worker_generation))
-    numbers = sorted(found.worker_generation for found in generations.values())
+    numbers = sorted(manifest.worker_generation for manifest in generations.values())
     latest = None if own is None else own.latest_ref
-    known = {one.ref for one in epochs}
-    lost = latest is not None and latest not in known and reader.store.head(latest) is None
+    refs = {epoch.ref for epoch in epochs}
+    lost = latest is not None and latest not in refs and reader.store.head(latest) is None
     return Roots(
         paths=paths,
         worker_generation=fence.worker_generation,
@@ -91,15 +91,15 @@ def newest_head(
     facts: dict[StatePath, recovery.MetadataRecord | None] = {
         reader.paths.current_generation: fence
     }
-    found = _resolved(reader, fence, facts, as_arroyo=False)
+    head = _resolved(reader, fence, facts, as_arroyo=False)
     by_arroyo = _resolved(reader, fence, facts, as_arroyo=True)
-    if found is None or by_arroyo is None:
+    if head is None or by_arroyo is None:
         return None
-    state = CheckpointState.COMMITTING if found.replay_commit else CheckpointState.READY
-    references = reader.read(found.ref, manifest_references)
+    state = CheckpointState.COMMITTING if head.replay_commit else CheckpointState.READY
+    references = reader.read(head.ref, manifest_references)
     path = reader.paths.epoch_record(references.epoch)
     reader.read(path, records.decode_epoch_record)
-    root = epoch_root(reader.paths, found.ref, references, state, reader.taken((found.ref, path)))
+    root = epoch_root(reader.paths, head.ref, references, state, reader.taken((head.ref, path)))
     generations = {
         path: fact
         for path, fact in facts.items()
@@ -117,22 +117,22 @@ def _resolved(
     as_arroyo: bool,
 ) -> recovery.Restore | None:
     starting = WorkerGeneration(fence.worker_generation + 1)
-    found = recovery.resolve_with(
+    outcome = recovery.resolve_with(
         reader.early, reader.paths, starting, facts, as_arroyo=as_arroyo, only_reads=True
     )
-    if isinstance(found, recovery.CannotStart):
-        raise refuse(f"it cannot be restored: {found.reason}", reader.paths, path=found.ref)
-    return found if isinstance(found, recovery.Restore) else None
+    if isinstance(outcome, recovery.CannotStart):
+        raise refuse(f"it cannot be restored: {outcome.reason}", reader.paths, path=outcome.ref)
+    return outcome if isinstance(outcome, recovery.Restore) else None
 
 
 def _below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot]:
     """Yield an epoch's ancestors, newest first, until one does not exist; reads many at a time."""
     while newest.parent_ref is not None:
-        for found in _some_below(reader, newest):
-            if found is None:
+        for root in _some_below(reader, newest):
+            if root is None:
                 return
-            yield found
-            newest = found
+            yield root
+            newest = root
 
 
 def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]:
@@ -144,22 +144,22 @@ def _some_below(reader: Reader, newest: EpochRoot) -> Iterator[EpochRoot | None]
     first = min(parent, newest.epoch - 1)  # after a rollback it may be much older
     numbers = [Epoch(n) for n in range(first, max(-1, first - AT_ONCE), -1)]
     tried = concurrently(lambda n: _tried(lambda: _claim(reader, n)), numbers)
-    refs = [one.checkpoint_ref if isinstance(one, EpochRecord) else None for one in tried]
+    refs = [claim.checkpoint_ref if isinstance(claim, EpochRecord) else None for claim in tried]
     if newest.parent_ref not in refs:
-        for one in tried[:1]:
-            _known(one)
-        claims = [one for one in tried if isinstance(one, EpochRecord)]
+        for record_read in tried[:1]:
+            _known(record_read)
+        claims = [record for record in tried if isinstance(record, EpochRecord)]
         yield _without_record(reader, newest, claims)
         return
     manifests = concurrently(lambda ref: _tried(lambda: _manifest(reader, ref)), refs)
-    for number, one, found in zip(numbers, tried, manifests, strict=True):
+    for number, record_read, manifest_read in zip(numbers, tried, manifests, strict=True):
         if newest.parent_ref is None:
             yield None
             return
         if number != recovery.expect_manifest_path(paths, newest.parent_ref).epoch:
             return  # a rollback: the caller continues from there
-        claim: EpochRecord | None = _known(one)
-        manifest: References | None = _known(found)
+        claim: EpochRecord | None = _known(record_read)
+        manifest: References | None = _known(manifest_read)
         if claim is None or claim.checkpoint_ref != newest.parent_ref:
             # Gc deletes records first: the manifest refers to the next parent.
             yield _without_record(reader, newest, [claim])
@@ -264,16 +264,16 @@ def _pinned(reader: Reader, pin: Epoch) -> list[EpochRoot]:
     recovery.expect_manifest_path(reader.paths, claim.checkpoint_ref)
     manifest = reader.read(claim.checkpoint_ref, manifest_references)
     roots = reader.taken((claim.checkpoint_ref, path))
-    one = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
-    return [one, *_below(reader, one)]
+    root = epoch_root(reader.paths, claim.checkpoint_ref, manifest, CheckpointState.READY, roots)
+    return [root, *_below(reader, root)]
 
 
 def _unowned(reader: Reader, epochs: Sequence[EpochRoot]) -> tuple[EpochRoot, ...]:
     """Return the manifests that a start would read and that own no epoch; their files are kept."""
-    known = {one.ref for one in epochs}
+    owned = {epoch.ref for epoch in epochs}
     refs = [ref for ref in reader.roots if ref.name == CHECKPOINT_MANIFEST]
-    found = (attempt(reader, ref) for ref in refs if ref not in known)
-    return tuple(one for one in found if one is not None)
+    roots = (attempt(reader, ref) for ref in refs if ref not in owned)
+    return tuple(root for root in roots if root is not None)
 
 
 def attempt(reader: Reader, ref: StatePath) -> EpochRoot | None:

@@ -35,14 +35,14 @@ def with_rolled_back(
         epochs: newest first.
         pinned: epochs that are read even where no neighbour exists.
     """
-    known = {one.epoch: one for one in epochs}
-    for one in epochs:
-        restored = one.rolled_back_to
-        parent = None if one.parent_ref is None else parse_manifest_path(one.parent_ref)
+    by_number = {root.epoch: root for root in epochs}
+    for root in epochs:
+        restored = root.rolled_back_to
+        parent = None if root.parent_ref is None else parse_manifest_path(root.parent_ref)
         if restored is not None and parent is not None and parent.epoch == restored:
-            for found in _between(reader, restored, one, pinned):
-                known.setdefault(found.epoch, found)
-    return sorted(known.values(), key=lambda one: -one.epoch)
+            for older in _between(reader, restored, root, pinned):
+                by_number.setdefault(older.epoch, older)
+    return sorted(by_number.values(), key=lambda root: -root.epoch)
 
 
 def _between(
@@ -56,13 +56,13 @@ def _between(
     while last > restored + 1:
         first = max(restored + 1, last - AT_ONCE)
         numbers = [Epoch(n) for n in range(last - 1, first - 1, -1)]
-        found = [one for one in concurrently(lambda n: _one(reader, n, newer), numbers) if one]
-        yield from found
+        roots = [root for root in concurrently(lambda n: _one(reader, n, newer), numbers) if root]
+        yield from roots
         last = Epoch(first)
-        if not found:
+        if not roots:
             break
     rest = [pin for pin in sorted(pinned, reverse=True) if restored < pin < last]
-    yield from (one for pin in rest if (one := _one(reader, pin, newer)) is not None)
+    yield from (root for pin in rest if (root := _one(reader, pin, newer)) is not None)
 
 
 def _one(reader: Reader, epoch: Epoch, newer: EpochRoot) -> EpochRoot | None:
@@ -117,5 +117,5 @@ def _unreadable(
 def known_roots(reader: Reader, found: Sequence[StatePath]) -> tuple[Root, ...]:
     """Remember undecodable metadata by its bytes; this package's own objects list no files."""
     metadata = [path for path in found if not path.startswith(f"{reader.paths.maintenance}/")]
-    there = [path for path in metadata if path in reader.roots or reader.raw(path)]
-    return reader.taken(there)
+    stored = [path for path in metadata if path in reader.roots or reader.raw(path)]
+    return reader.taken(stored)

@@ -25,16 +25,16 @@ def with_store_times(
             in the legacy layout, where each epoch has its own directory.
     """
     paths, head = roots.paths, roots.head
-    names = {one.epoch: _existence(paths, one) for one in roots.epochs}
+    names = {epoch.epoch: _existence(paths, epoch) for epoch in roots.epochs}
     of_head = {names[head.epoch], *(root.path for root in head.roots)}
-    wanted = {*names.values(), *of_head}
-    times = _listed(store, paths, wanted) if listed is None else _times(listed, wanted)
-    missing = [path for path in wanted if path not in times]
+    all_paths = {*names.values(), *of_head}
+    times = _listed(store, paths, all_paths) if listed is None else _times(listed, all_paths)
+    missing = [path for path in all_paths if path not in times]
     for path, info in zip(missing, concurrently(store.head, missing), strict=True):
         times[path] = None if info is None else info.modified_micros
-    known = [times[path] for path in of_head]
-    oldest = min((micros for micros in known if micros), default=None)
-    epochs = [replace(one, written_at_micros=times[names[one.epoch]]) for one in roots.epochs]
+    head_times = [times[path] for path in of_head]
+    oldest = min((micros for micros in head_times if micros), default=None)
+    epochs = [replace(epoch, written_at_micros=times[names[epoch.epoch]]) for epoch in roots.epochs]
     epochs[0] = replace(epochs[0], oldest_object_micros=oldest)
     return replace(roots, epochs=tuple(epochs))
 
@@ -53,9 +53,9 @@ def _listed(
 ) -> dict[StatePath, int | None]:
     if paths.layout is Layout.LEGACY:
         return {}
-    found = store.list_dir(paths.epochs).objects
-    return {info.path: info.modified_micros for info in found if info.path in wanted}
+    objects = store.list_dir(paths.epochs).objects
+    return {info.path: info.modified_micros for info in objects if info.path in wanted}
 
 
 def _times(listed: Iterable[StoredObject], wanted: set[StatePath]) -> dict[StatePath, int | None]:
-    return {one.path: one.modified_micros for one in listed if one.path in wanted}
+    return {file.path: file.modified_micros for file in listed if file.path in wanted}

@@ -87,11 +87,11 @@ class StatusCheck(Precondition):
             return None
         answer = self.asked.answer(self.plan_of)
         facts = None if answer is None else answer.facts
-        said = None if facts is None else f"{facts.condition.value} ({facts.source})"
+        status = None if facts is None else f"{facts.condition.value} ({facts.source})"
         run_id = None if facts is None else facts.run_id
-        if (said, run_id) != (self.condition, self.run_id):
+        if (status, run_id) != (self.condition, self.run_id):
             raise refuse(
-                f"the job was {self.condition} and is now {said}",
+                f"the job was {self.condition} and is now {status}",
                 self.plan_of,
                 run=run_id,
                 next_step="let it continue, then make a new plan; run it again for the rest",
@@ -143,7 +143,7 @@ class GcRun:
             self._wave([left], delete, in_order=name == "metadata")
             left = self._read_back(Packed(left))
         self.deleted += len(step) - len(left)
-        self.size_bytes += step.size_bytes - sum(one.size_bytes or 0 for one in left)
+        self.size_bytes += step.size_bytes - sum(file.size_bytes or 0 for file in left)
         if left:
             raise StorageError(
                 f"{len(left)} objects still exist although the store reported them as deleted",
@@ -180,11 +180,11 @@ class GcRun:
         if self.quarantine is not None:
             gone = self.quarantine.copy(numbered)
             outcomes = dict.fromkeys(gone, GONE)
-            wave = [[one for one in batch if one.path not in outcomes] for batch in wave]
-        paths = [[one.path for one in batch] for batch in wave if batch]
+            wave = [[file for file in batch if file.path not in outcomes] for batch in wave]
+        paths = [[file.path for file in batch] for batch in wave if batch]
         together = [paths] if paths else []
-        wanted = (path for batch in paths for path in batch)
-        groups = ([group] for group in in_safe_groups(self.plan.paths, wanted))
+        all_paths = (path for batch in paths for path in batch)
+        groups = ([group] for group in in_safe_groups(self.plan.paths, all_paths))
         for batches in groups if in_order else together:
             outcomes |= self._deleted(batches, delete)
             if _kept(outcomes):
@@ -192,13 +192,13 @@ class GcRun:
         self.journal.write(numbered, outcomes)
         failed = _kept(outcomes)
         if failed:
-            path, said = next(iter(failed.items()))
+            path, error = next(iter(failed.items()))
             raise StorageError(
-                f"{len(failed)} objects could not be deleted; the first is {said}",
+                f"{len(failed)} objects could not be deleted; the first is {error}",
                 path=path,
                 url=self.store.url,
-                retryable=not lasts(said),
-                next_step=delete_step(said, self.store.url, path),
+                retryable=not lasts(error),
+                next_step=delete_step(error, self.store.url, path),
             )
 
     def _next_number(self) -> int:
@@ -214,23 +214,23 @@ class GcRun:
             For each path `deleted`, `moved`, or `there: ` and the reason.
         """
         word = "deleted" if self.quarantine is None else "moved"
-        found: dict[StatePath, str] = {}
+        results: dict[StatePath, str] = {}
         for attempt in range(1, self.pace.tries + 1):
             outcomes = self._asked_of_store(waiting, delete)
             for outcome in outcomes:
-                found |= dict.fromkeys(outcome.deleted, word)
-                found |= {path: f"there: {said}" for path, said in outcome.failed.items()}
+                results |= dict.fromkeys(outcome.deleted, word)
+                results |= {path: f"there: {error}" for path, error in outcome.failed.items()}
             failed = [
                 path
                 for outcome in outcomes
-                for path, said in outcome.failed.items()
-                if not lasts(said)
+                for path, error in outcome.failed.items()
+                if not lasts(error)
             ]
             if not failed or attempt == self.pace.tries:
                 break
             self.pace.sleep(min(10.0, 0.1 * 2**attempt))
-            waiting = [failed[at : at + BATCH] for at in range(0, len(failed), BATCH)]
-        return found
+            waiting = [failed[start : start + BATCH] for start in range(0, len(failed), BATCH)]
+        return results
 
     def _asked_of_store(
         self, batches: Sequence[Sequence[StatePath]], delete: Delete
@@ -253,10 +253,10 @@ class GcRun:
         if len(step) <= HEADS:
             objects = list(step)
         else:  # a listed object may be deleted all the same
-            objects = self._still_listed(PathsDigest(_same(one.path, one.etag) for one in step))
-        infos = concurrently(self.store.head, [one.path for one in objects])
-        found = zip(objects, infos, strict=True)
-        return [one for one, info in found if info is not None and info.etag == one.etag]
+            objects = self._still_listed(PathsDigest(_same(file.path, file.etag) for file in step))
+        infos = concurrently(self.store.head, [file.path for file in objects])
+        pairs = zip(objects, infos, strict=True)
+        return [file for file, info in pairs if info is not None and info.etag == file.etag]
 
     def _still_listed(self, wanted: PathsDigest) -> list[StoredObject]:
         left, listed = [], 0
@@ -303,4 +303,4 @@ def _waves(step: Packed, in_flight: int) -> Iterator[list[list[StoredObject]]]:
 
 
 def _kept(outcomes: dict[StatePath, str]) -> dict[StatePath, str]:
-    return {path: said for path, said in outcomes.items() if said.startswith("there")}
+    return {path: outcome for path, outcome in outcomes.items() if outcome.startswith("there")}

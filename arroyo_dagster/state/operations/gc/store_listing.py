@@ -68,13 +68,13 @@ class StoreListing:
 
     def objects(self) -> Iterator[ObjectInfo]:
         """Yield the objects as a listing of the store would."""
-        for one in self.stored:
-            path = listed_path(one.path)
+        for file in self.stored:
+            path = listed_path(file.path)
             yield ObjectInfo(
                 path=path,
-                size_bytes=one.size_bytes or 0,
-                modified_micros=one.modified_micros,
-                etag=one.etag,
+                size_bytes=file.size_bytes or 0,
+                modified_micros=file.modified_micros,
+                etag=file.etag,
                 addressable=not isinstance(path, StoredName),
             )
 
@@ -154,12 +154,12 @@ def list_with(
     beside = list_beside(store, paths, newest.epoch, directories)
 
     def in_settled(objects: Iterable[StoredObject]) -> Packed:
-        return Packed(one for one in objects if _directory(one.path, known) in settled)
+        return Packed(file for file in objects if _directory(file.path, known) in settled)
 
     fresh = [beside, *now]
     of_listing = PathsDigest(by_listing.files.paths)
-    newer = [one for part in fresh for one in part.files if one.path not in of_listing]
-    found = replace(
+    newer = [file for part in fresh for file in part.files if file.path not in of_listing]
+    inventory = replace(
         by_listing,
         metadata=Packed.joined(
             [in_settled(by_listing.metadata), *(part.metadata for part in fresh)]
@@ -170,7 +170,7 @@ def list_with(
         beside=len(newer),
     )
     return CheckedListing(
-        found=found, newer=(len(newer), sum(one.size_bytes or 0 for one in newer))
+        found=inventory, newer=(len(newer), sum(file.size_bytes or 0 for file in newer))
     )
 
 
@@ -187,10 +187,10 @@ def _complete(
 ) -> Iterator[StatePath]:
     """Yield the directories whose epoch was complete before a time: its last object was there."""
     last = ObjectKind.CHECKPOINT if paths.layout is Layout.LEGACY else ObjectKind.MANIFEST
-    for one in metadata:
-        written = one.modified_micros
-        if written is not None and written < before and object_name(paths, one.path).kind is last:
-            directory = _directory(one.path, known)
+    for file in metadata:
+        written = file.modified_micros
+        if written is not None and written < before and object_name(paths, file.path).kind is last:
+            directory = _directory(file.path, known)
             if directory is not None:
                 yield directory
 
@@ -203,9 +203,9 @@ def check_complete(store: ObjectStore, given: StoreListing, roots: Roots, files:
     """
     before, listed = given.made_at_micros - SETTLED_MICROS, PathsDigest(files.paths)
     missing: list[StatePath] = []
-    for one in roots.epochs:
-        if one.written_at_micros is not None and one.written_at_micros < before:
-            own = one.files.paths
+    for epoch in roots.epochs:
+        if epoch.written_at_micros is not None and epoch.written_at_micros < before:
+            own = epoch.files.paths
             missing += [
                 path
                 for path in own
@@ -249,10 +249,10 @@ def rechecked(
     for step in steps:
         batches = list(step.batches())
         check = partial(_check_batch, store)
-        found = items.run(choice, check, batches, [len(batch) for batch in batches])
-        kept.append(Packed.joined(same for same, _, _ in found))
-        changed += sum(count for _, count, _ in found)
-        changed_bytes += sum(size for _, _, size in found)
+        results = items.run(choice, check, batches, [len(batch) for batch in batches])
+        kept.append(Packed.joined(same for same, _, _ in results))
+        changed += sum(count for _, count, _ in results)
+        changed_bytes += sum(size for _, _, size in results)
     data, records, metadata = kept
     stays = dict(plan.stays)
     if changed:
@@ -263,10 +263,10 @@ def rechecked(
 
 def _check_batch(store: ObjectStore, batch: Sequence[StoredObject]) -> tuple[Packed, int, int]:
     """Return the unchanged objects, and the number and bytes of those that have changed."""
-    infos = concurrently(store.head, [one.path for one in batch])
-    there = [(one, info) for one, info in zip(batch, infos, strict=True) if info is not None]
-    same = [info for one, info in there if _same(one, info)]
-    changed = [info for one, info in there if not _same(one, info)]
+    infos = concurrently(store.head, [file.path for file in batch])
+    existing = [(file, info) for file, info in zip(batch, infos, strict=True) if info is not None]
+    same = [info for file, info in existing if _same(file, info)]
+    changed = [info for file, info in existing if not _same(file, info)]
     packed = Packed(
         StoredObject(info.path, info.size_bytes, info.modified_micros, info.etag) for info in same
     )

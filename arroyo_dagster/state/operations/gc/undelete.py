@@ -64,11 +64,11 @@ def plan_undelete(store: ObjectStore, paths: JobPaths, name: str) -> UndeletePla
     """
     # Of two copies of an object the newer counts.
     quarantine = _known(store, paths, name)
-    copies = {one.path: one for one in all_moved(store, paths, quarantine)}
-    moved = sorted(copies.values(), key=lambda one: _order(paths, one))
+    copies = {file.path: file for file in all_moved(store, paths, quarantine)}
+    moved = sorted(copies.values(), key=lambda file: _order(paths, file))
     _check_copies(store, paths, quarantine, moved)
     needs = _Needs(store, paths, copies)
-    lacking = concurrently(needs.of_epoch, [one.path for one in moved if _epoch_of(paths, one)])
+    lacking = concurrently(needs.of_epoch, [file.path for file in moved if _epoch_of(paths, file)])
     for head, missing in (*lacking, needs.of_start()):
         if missing is not None:
             raise ConflictError(
@@ -96,7 +96,7 @@ def _check_copies(
             next_step=f"remove it: `arroyo-state gc purge {paths.root} --yes`",
         )
     listed = {info.path for info in store.list(paths.quarantine / name)}
-    hidden = [one.copy for one in moved if one.copy not in listed]
+    hidden = [file.copy for file in moved if file.copy not in listed]
     for path, info in zip(hidden, concurrently(store.head, hidden), strict=True):
         if info is None:
             raise ConflictError(
@@ -137,7 +137,7 @@ class _Needs:
         kinds = {object_name(self.paths, path).kind for path in self.copies}
         if ObjectKind.RECORD not in kinds or ObjectKind.GENERATION in kinds:
             return below, None
-        manifests = [one / GENERATION_MANIFEST for one in self.store.list_dir(below).prefixes]
+        manifests = [path / GENERATION_MANIFEST for path in self.store.list_dir(below).prefixes]
         infos = concurrently(self.store.head, manifests)
         return below, None if any(infos) else below
 
@@ -151,9 +151,9 @@ class _Needs:
         return [(name, operator_references) for name in names]
 
     def _read(self, path: StatePath) -> bytes:
-        one = self.copies.get(path)
+        moved = self.copies.get(path)
         try:
-            return self.store.read(path if one is None else one.copy)
+            return self.store.read(path if moved is None else moved.copy)
         except NotFoundError as error:
             raise NotFoundError("it does not exist", path=path) from error
 
@@ -203,17 +203,17 @@ def run_undelete(
         FormatError: a copy has changed, or a restored epoch cannot be loaded because something else
             that it needs was deleted just now, as Arroyo's own cleanup may do.
     """
-    chosen = options or UndeleteOptions()
-    owner, clock = chosen.owner, chosen.clock
+    run_options = options or UndeleteOptions()
+    owner, clock = run_options.owner, run_options.clock
     quarantine = _known(store, paths, name)
-    with lease(store, paths, owner, LeaseOptions.of(chosen, deletes=True)) as held:
+    with lease(store, paths, owner, LeaseOptions.of(run_options, deletes=True)) as held:
         finish_open_runs(held, paths)
         fresh = plan_undelete(held, paths, name)
         if plan is not None:
             _check_plan(paths, plan, fresh)
-        moved = _pinned_plan(held, paths, name, fresh, chosen).objects
-        there = _run_copies(chosen.items, "compare with quarantine", held, _lies_there, moved)
-        size = sum(one.size_bytes for one in moved)
+        moved = _pinned_plan(held, paths, name, fresh, run_options).objects
+        exists = _run_copies(run_options.items, "compare with quarantine", held, _lies_there, moved)
+        size = sum(file.size_bytes for file in moved)
         journal = Journal.begin(
             held,
             paths,
@@ -227,15 +227,15 @@ def run_undelete(
                 quarantine=name,
             ),
         )
-        missing = [one for one, is_there in zip(moved, there, strict=True) if not is_there]
-        count = counter(chosen.on_progress, "restored objects", len(missing))
+        missing = [file for file, is_there in zip(moved, exists, strict=True) if not is_there]
+        count = counter(run_options.on_progress, "restored objects", len(missing))
         for group in _groups(paths, missing):
-            _run_copies(chosen.items, "copy from quarantine", held, _restore_copy, group)
+            _run_copies(run_options.items, "copy from quarantine", held, _restore_copy, group)
             count(len(group))
-        objects = [StoredObject(one.path, one.size_bytes) for one in moved]
+        objects = [StoredObject(file.path, file.size_bytes) for file in moved]
         delete_all(held, [paths.removal])  # cancels an unfinished gc of the dead job
         for number, batch in enumerate(Packed(objects).batches(), start=1):
-            journal.write([(number, batch)], dict.fromkeys((one.path for one in batch), "back"))
+            journal.write([(number, batch)], dict.fromkeys((file.path for file in batch), "back"))
         journal.end({"back": len(moved)})
         end_quarantine(held, paths, quarantine, owner)
     for epoch in sorted(_epochs_of(paths, moved)):
@@ -251,16 +251,16 @@ def _run_copies(
     objects: Sequence[Moved],
 ) -> list[R]:
     """Call a function for each object, where there are many on workers."""
-    amount = WorkAmount(files=len(objects), size_bytes=sum(one.size_bytes for one in objects))
-    weights = [one.size_bytes + COPY_BYTES for one in objects]
+    amount = WorkAmount(files=len(objects), size_bytes=sum(file.size_bytes for file in objects))
+    weights = [file.size_bytes + COPY_BYTES for file in objects]
     run = functools.partial(function, held)
     return items.run(items.choose(step, amount), run, objects, weights)
 
 
 def _check_plan(paths: JobPaths, plan: UndeletePlan, fresh: UndeletePlan) -> None:
     """Refuse a plan if more objects would be restored now than it names."""
-    known = set(plan.objects)
-    more = [one.path for one in fresh.objects if one not in known]
+    planned = set(plan.objects)
+    more = [file.path for file in fresh.objects if file not in planned]
     if more:
         raise ConflictError(
             f"the plan no longer fits: {len(more)} other objects would come back now",
@@ -295,23 +295,23 @@ def _pinned_plan(
 
 def _epochs_of(paths: JobPaths, moved: Iterable[Moved]) -> set[Epoch]:
     """Return the epochs that objects make visible."""
-    return {epoch for one in moved if (epoch := _epoch_of(paths, one)) is not None}
+    return {epoch for file in moved if (epoch := _epoch_of(paths, file)) is not None}
 
 
 def _known(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
     """Return a quarantine of the job."""
-    _, known = Reader(store, paths).pins_in_full()
-    found = next((one for one in known if one.name == name), None)
-    if found is None:
+    _, quarantines = Reader(store, paths).pins_in_full()
+    quarantine = next((candidate for candidate in quarantines if candidate.name == name), None)
+    if quarantine is None:
         raise NotFoundError(
             "there is no such quarantine",
             job=paths.root,
             name=name,
-            known=", ".join(one.name for one in known) or "none",
+            known=", ".join(candidate.name for candidate in quarantines) or "none",
             next_step="choose an existing quarantine, or list deletions with `arroyo-state gc "
             "journal`",
         )
-    return found
+    return quarantine
 
 
 _LATER = {
@@ -334,14 +334,14 @@ def _order(paths: JobPaths, one: Moved) -> tuple[int, int, str]:
 def _groups(paths: JobPaths, moved: Iterable[Moved]) -> Iterator[list[Moved]]:
     """Yield objects that may be restored concurrently, in `_order`; metadata one by one."""
     together: list[Moved] = []
-    for one in moved:
-        if _order(paths, one)[0]:
+    for file in moved:
+        if _order(paths, file)[0]:
             if together:
                 yield together
                 together = []
-            yield [one]
+            yield [file]
         else:
-            together.append(one)
+            together.append(file)
     if together:
         yield together
 

@@ -121,38 +121,38 @@ class BootstrapJob:
             ProtocolError: the rows, computed again, are others; nothing was published.
             InputError, NotFoundError, FormatError: as `plan`.
         """
-        chosen = options or EditOptions(owner="bootstrap")
+        run_options = options or EditOptions(owner="bootstrap")
         if plan is not None:
-            chosen = replace(chosen, approved=plan.digest)
+            run_options = replace(run_options, approved=plan.digest)
         prepared = self._prepared(store, None if plan is None else self._tables_of(plan))
-        check_can_run(self.paths, prepared.snapshot, prepared.plan, chosen.approved)
+        check_can_run(self.paths, prepared.snapshot, prepared.plan, run_options.approved)
 
         def write(held: Leased, again: _Prepared) -> NewState:
             rows = {key: self._written(held, again, key) for key in self.tables}
             checkpoint = again.snapshot.checkpoint
             pairs = {
-                (one.table.operator.operator, one.table.name): write_entries(
-                    held, self.paths, checkpoint, one
+                (changed.table.operator.operator, changed.table.name): write_entries(
+                    held, self.paths, checkpoint, changed
                 )
-                for one in again.entries
+                for changed in again.entries
             }
-            check_not_cancelled(self.paths, chosen.cancelled)
+            check_not_cancelled(self.paths, run_options.cancelled)
             return NewState(
                 tuple(
                     without_rows(
                         held,
                         checkpoint,
-                        _with_lists(one, rows, pairs),
-                        [name for at, name in again.emptied if at == one.operator],
+                        _with_lists(operator, rows, pairs),
+                        [name for owner, name in again.emptied if owner == operator.operator],
                     )
-                    for one in again.operators
+                    for operator in again.operators
                 )
             )
 
         # Rows that differ from the plan are found when they are written.
         again = partial(self._prepared, tables=prepared.request.tables)
         change = ChangeSteps(again, write)
-        return execute_change(store, self.paths, self.directory, prepared, change, chosen)
+        return execute_change(store, self.paths, self.directory, prepared, change, run_options)
 
     def edit(self) -> PlannableEdit:
         """Return this bootstrap as an edit that is planned and executed later, or in a window."""
@@ -173,7 +173,7 @@ class BootstrapJob:
             InputError: it is a plan of other tables.
         """
         tables = plan.edit.tables if isinstance(plan.edit, BootstrapRequest) else ()
-        if [(one.operator, one.table) for one in tables] != list(self.tables):
+        if [(table.operator, table.table) for table in tables] != list(self.tables):
             raise InputError(
                 "the plan is not of this bootstrap: it has other tables",
                 job=self.paths.root,
@@ -184,7 +184,7 @@ class BootstrapJob:
     def _prepared(
         self, store: ObjectStore, tables: tuple[BootstrapTable, ...] | None = None
     ) -> _Prepared:
-        if any(one.relative for _, one in self.positions):
+        if any(position.relative for _, position in self.positions):
             raise InputError(
                 "a bootstrap takes absolute positions: those of the cut",
                 job=self.paths.root,
@@ -193,7 +193,7 @@ class BootstrapJob:
         request = BootstrapRequest(
             tables=(),
             watermark_micros=self.watermark_micros,
-            positions=tuple((at, one.partition, one.position) for at, one in self.positions),
+            positions=tuple((name, new.partition, new.position) for name, new in self.positions),
         )
         snapshot = editable_snapshot(store, self.paths, self.directory, request)
         checkpoint = snapshot.checkpoint
@@ -203,9 +203,9 @@ class BootstrapJob:
             for key in self.tables
         }
         errors = [
-            one
+            error
             for (operator, name), target in targets.items()
-            for one in column_errors(
+            for error in column_errors(
                 f"{operator}.{name}", self.tables[operator, name].schema, target.columns
             )
         ]
@@ -236,20 +236,20 @@ class BootstrapJob:
                 *_half_given(steps, tables),
             ),
         )
-        emptied = [one for one in steps if one.action is TableAction.EMPTIED]
+        emptied = [step for step in steps if step.action is TableAction.EMPTIED]
         return _Prepared(
             plan=plan,
             request=request,
             snapshot=snapshot,
             facts=facts,
             targets=targets,
-            entries=tuple(one for one in cut.changes if one.files),
+            entries=tuple(changed for changed in cut.changes if changed.files),
             operators=cut.watermark.operators,
-            emptied=tuple((one.operator, one.table) for one in emptied),
+            emptied=tuple((step.operator, step.table) for step in emptied),
         )
 
     def _described(self, key: TableKey, target: TableTarget) -> BootstrapTable:
-        found = self.tables[key].facts(target)
+        facts = self.tables[key].facts(target)
         where: dict[str, Any] = {"operator": key[0], "table": key[1]}
         if target.keys is not None and self.tables[key].doubled(target):
             raise InputError(
@@ -261,9 +261,9 @@ class BootstrapJob:
                 if target.keys
                 else "aggregate all rows to one",
             )
-        if target.one_by_one and found.digest.rows > MAX_UNKEYED_ROWS:
+        if target.one_by_one and facts.digest.rows > MAX_UNKEYED_ROWS:
             raise InputError(
-                f"{found.digest.rows} rows of an aggregate without GROUP BY would need a row group "
+                f"{facts.digest.rows} rows of an aggregate without GROUP BY would need a row group "
                 f"each; {MAX_UNKEYED_ROWS} are the most",
                 next_step="leave the table out: it starts empty",
                 **where,
@@ -271,22 +271,22 @@ class BootstrapJob:
         return BootstrapTable(
             operator=key[0],
             table=key[1],
-            digest=found.digest,
-            expired=found.expired,
-            oldest_nanos=found.oldest_nanos,
+            digest=facts.digest,
+            expired=facts.expired,
+            oldest_nanos=facts.oldest_nanos,
         )
 
     # ---- execution -------------------------------------------------------------------------------
 
     def _written(self, held: Leased, again: _Prepared, key: TableKey) -> tuple[TimeFile, ...]:
-        (planned,) = (one for one in again.request.tables if (one.operator, one.table) == key)
-        found, files = self.tables[key].write(again.targets[key], held)
-        if found.digest != planned.digest:
+        (planned,) = (rows for rows in again.request.tables if (rows.operator, rows.table) == key)
+        facts, files = self.tables[key].write(again.targets[key], held)
+        if facts.digest != planned.digest:
             raise ProtocolError(
                 "the rows, computed again, are not those of the plan; nothing was published",
                 operator=key[0],
                 table=key[1],
-                rows=found.digest.rows,
+                rows=facts.digest.rows,
                 planned=planned.digest.rows,
                 next_step="compute the same rows each time, for example from a stored table",
             )
@@ -323,22 +323,22 @@ class _Cut:
         given: tuple[BootstrapTable, ...],
         tables: list[GlobalTable],
     ) -> _Cut:
-        at = SetWatermark(at_micros=job.watermark_micros)
+        watermark = SetWatermark(at_micros=job.watermark_micros)
         offsets = OffsetChanges((), (), (), ())
         for operator in dict.fromkeys(operator for operator, _ in job.positions):
-            wanted = tuple(one for named, one in job.positions if named == operator)
-            edit = SetOffsets(positions=wanted, operator=operator)
+            positions = tuple(position for named, position in job.positions if named == operator)
+            edit = SetOffsets(positions=positions, operator=operator)
             # Every table of rows holds computed ones or starts empty.
-            found = offset_changes(edit, tables, counted_in=None)
+            changes = offset_changes(edit, tables, counted_in=None)
             offsets = OffsetChanges(
-                tables=(*offsets.tables, *found.tables),
-                duplicate_outputs=(*offsets.duplicate_outputs, *found.duplicate_outputs),
+                tables=(*offsets.tables, *changes.tables),
+                duplicate_outputs=(*offsets.duplicate_outputs, *changes.duplicate_outputs),
                 missing_outputs=(),
-                unknown=(*offsets.unknown, *found.unknown),
-                kept=(*offsets.kept, *found.kept),
+                unknown=(*offsets.unknown, *changes.unknown),
+                kept=(*offsets.kept, *changes.kept),
             )
         sessions = session_starts(given, checkpoint, tables)
-        return cls(offsets, watermark_changes(at, checkpoint, tables), sessions)
+        return cls(offsets, watermark_changes(watermark, checkpoint, tables), sessions)
 
     @property
     def changes(self) -> tuple[ChangedEntries, ...]:
@@ -376,19 +376,19 @@ def _steps(
     checkpoint: Checkpoint, tables: tuple[BootstrapTable, ...], cut: _Cut
 ) -> Iterator[TableStep]:
     """Yield what becomes of each table, in the order of the epoch."""
-    given = {(one.operator, one.table): one for one in tables}
-    sessions = {one.table.operator.operator for one in cut.sessions}
+    computed = {(table.operator, table.table): table for table in tables}
+    sessions = {session.table.operator.operator for session in cut.sessions}
     changed = {
-        (one.table.operator.operator, one.table.name): one for one in cut.changes if one.files
+        (edit.table.operator.operator, edit.table.name): edit for edit in cut.changes if edit.files
     }
     for operator in checkpoint.operators:
         for name, files in operator.tables.items():
             key = operator.operator, name
             description = operator.configs[name].config.description
             entries = changed[key].changes if key in changed else ()
-            rows = given[key].digest.rows if key in given else None
+            rows = computed[key].digest.rows if key in computed else None
             action, reason = TableAction.KEPT, "the bootstrap does not concern it"
-            if key in given:
+            if key in computed:
                 action = TableAction.CHANGED if rows else TableAction.EMPTIED
                 reason = f"{rows} computed rows replace its rows"
             elif entries:
@@ -422,13 +422,13 @@ def _unknown(variant: HashVariant | None, cut: _Cut) -> Iterator[str]:
 def _missing(
     tables: tuple[BootstrapTable, ...], cut: _Cut, globals_: list[GlobalTable]
 ) -> Iterator[str]:
-    for one in tables:
-        if one.expired:
+    for new in tables:
+        if new.expired:
             yield (
-                f"{one.operator}.{one.table}: {one.expired} of {one.digest.rows} rows are older "
+                f"{new.operator}.{new.table}: {new.expired} of {new.digest.rows} rows are older "
                 "than the retention at the new watermark, and may not be loaded"
             )
-    moved = {one.table.operator.operator for one in cut.offsets.tables}
+    moved = {change.table.operator.operator for change in cut.offsets.tables}
     contained = "rows that it has read are processed only if the computed rows contain them"
     for table in globals_:
         if rule_of(table.config) is not None and table.operator.operator not in moved:
@@ -441,9 +441,9 @@ def _missing(
 
 def _half_given(steps: list[TableStep], tables: tuple[BootstrapTable, ...]) -> Iterator[str]:
     """Yield the tables that start empty beside a computed one of the same operator."""
-    given = {one.operator for one in tables}
+    computed = {table.operator for table in tables}
     for step in steps:
-        if step.action is TableAction.EMPTIED and step.operator in given:
+        if step.action is TableAction.EMPTIED and step.operator in computed:
             yield (
                 f"{step.operator}.{step.table} starts empty beside computed rows of its operator: "
                 "outputs lack what it would hold"

@@ -96,14 +96,14 @@ class WrittenFiles:
             ProtocolError: a new file is not what it should be.
         """
         planned = list(_planned(target, tables))
-        sizes = concurrently(lambda one: one.size_bytes(source.store, held), planned)
+        sizes = concurrently(lambda file: file.size_bytes(source.store, held), planned)
         # Each is in memory once: the files of a large table would not fit together.
         written = read_ahead(
-            lambda one: one.write(source.store, held),
+            lambda file: file.write(source.store, held),
             zip(planned, sizes, strict=True),
             BYTES_AT_ONCE,
         )
-        keys = [(one.table.target, one.path) for one in planned]
+        keys = [(file.table.target, file.path) for file in planned]
         return cls(dict(zip(keys, written, strict=True)))
 
     def listed(self, target: TableKey, files: TableFiles, epoch: Epoch) -> TableFiles:
@@ -117,23 +117,23 @@ class WrittenFiles:
         if isinstance(files, GlobalKeyedFiles):
             # Commit data stays with the sinks, whose tables are not carried.
             copies = [new[path] for path in files.files]
-            return replace(files, files=tuple(one for one in copies if isinstance(one, str)))
+            return replace(files, files=tuple(path for path in copies if isinstance(path, str)))
         # A subtask takes a file of a later epoch than its own for one that it has just written.
         # Sorted by the source's epochs first, files of equal epochs keep their order.
-        ordered = [new[one.path] for one in sorted(files.files, key=lambda one: one.epoch)]
-        found = [one for one in ordered if isinstance(one, TimeFile)]
-        levels = {one.compaction_generation for one in found}
+        ordered = [new[file.path] for file in sorted(files.files, key=lambda file: file.epoch)]
+        carried = [file for file in ordered if isinstance(file, TimeFile)]
+        levels = {file.compaction_generation for file in carried}
         # With the order of epochs lost, a file beside a compacted one would look like its input.
-        level = max(levels) if found and found[-1].epoch > epoch and len(levels) > 1 else None
+        level = max(levels) if carried and carried[-1].epoch > epoch and len(levels) > 1 else None
         return replace(
             files,
             files=tuple(
                 replace(
-                    one,
-                    epoch=Epoch(min(one.epoch, epoch)),
-                    compaction_generation=one.compaction_generation if level is None else level,
+                    file,
+                    epoch=Epoch(min(file.epoch, epoch)),
+                    compaction_generation=file.compaction_generation if level is None else level,
                 )
-                for one in found
+                for file in carried
             ),
         )
 
@@ -156,11 +156,11 @@ class _Planned:
         Raises:
             NotFoundError: it expired meanwhile.
         """
-        found = source.head(self.path)
-        if found is None:
+        info = source.head(self.path)
+        if info is None:
             raise NotFoundError("a file of the source no longer exists", path=self.path)
         whole = self.table.conversion is not None or source.url != held.url
-        return found.size_bytes if whole else min(found.size_bytes, CHUNK_BYTES)
+        return info.size_bytes if whole else min(info.size_bytes, CHUNK_BYTES)
 
     def write(self, source: ObjectStore, held: ObjectStore) -> NewFile:
         if isinstance(self.file, TimeFile) and self.table.conversion is not None:
@@ -172,8 +172,8 @@ class _Planned:
 def _planned(target: Checkpoint, tables: CarriedTables) -> Iterator[_Planned]:
     for table in tables.tables:
         files: Sequence[TimeFile | StatePath] = tables.files_of(table).files
-        for at, file in enumerate(files):
-            yield _Planned(table, file, _new_name(target, table.target, at))
+        for index, file in enumerate(files):
+            yield _Planned(table, file, _new_name(target, table.target, index))
 
 
 def without_rows(
@@ -199,7 +199,7 @@ def without_rows(
     return replace(
         operator,
         tables={name: files for name, files in tables.items() if name not in gone},
-        configs={name: one for name, one in operator.configs.items() if name not in gone},
+        configs={name: config for name, config in operator.configs.items() if name not in gone},
     )
 
 

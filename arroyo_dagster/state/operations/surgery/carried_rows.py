@@ -73,7 +73,7 @@ class TablePair:
         theirs, ours = self.tables
         slides = self._slides()
         if slides[0] != slides[1]:
-            seconds = [(one or 0) / 1e6 for one in slides]
+            seconds = [(slide or 0) / 1e6 for slide in slides]
             return f"its windows slide by {seconds[1]:g} s, and in the source by {seconds[0]:g} s"
         columns = map_columns(theirs, ours, self.operators[1].operator, self.overrides)
         if isinstance(columns, str):
@@ -105,46 +105,46 @@ class TablePair:
         """Whether the programs show that both operators compute the same."""
         if self.programs is None:
             return False
-        configs = [one.config for one in self.programs]
+        configs = [program.config for program in self.programs]
         return configs[0] is not None and configs[0] == configs[1]
 
     def _numbers(self) -> Mapping[int, int] | str | None:
         """Return the new numbers of the aggregates in table `b`; None if all stay; or why they are
         not known.
         """
-        there = self._aggregates(self.jobs.source.store, 0)
-        here = self._aggregates(self.jobs.store, 1)
-        if there is None or here is None:
+        theirs = self._aggregates(self.jobs.source.store, 0)
+        ours = self._aggregates(self.jobs.store, 1)
+        if theirs is None or ours is None:
             return "it has no table `a` beside it"
         operator = self.operators[1].operator
         moves = {
-            one.source: one.number
-            for one in self.overrides.accumulators
-            if one.operator == operator
+            move.source: move.number
+            for move in self.overrides.accumulators
+            if move.operator == operator
         }
-        found = map_accumulators(
-            (there.named, there.numbers),
-            (here.named, here.numbers),
+        mapping = map_accumulators(
+            (theirs.named, theirs.numbers),
+            (ours.named, ours.numbers),
             moves,
             same=self._same_program,
         )
-        if isinstance(found, str):
-            if len(there.numbers) == len(here.numbers):
-                order = zip(sorted(there.numbers), sorted(here.numbers), strict=True)
+        if isinstance(mapping, str):
+            if len(theirs.numbers) == len(ours.numbers):
+                order = zip(sorted(theirs.numbers), sorted(ours.numbers), strict=True)
                 line = override("accumulators", operator, {str(old): new for old, new in order})
-                return f"{found}; if they keep their order in the SELECT: {line} in --overrides"
-            choice = ", ".join(f'"{old}": NEW' for old in sorted(there.numbers))
-            known = " or ".join(map(str, sorted(here.numbers))) or "a position"
+                return f"{mapping}; if they keep their order in the SELECT: {line} in --overrides"
+            choice = ", ".join(f'"{old}": NEW' for old in sorted(theirs.numbers))
+            positions = " or ".join(map(str, sorted(ours.numbers))) or "a position"
             return (
-                f"{found}; name their positions in the SELECT, `accumulators: {{{operator}: "
-                f"{{{choice}}}}}`, where NEW is {known}"
+                f"{mapping}; name their positions in the SELECT, `accumulators: {{{operator}: "
+                f"{{{choice}}}}}`, where NEW is {positions}"
             )
-        for old, new in found.items():
-            sizes = there.numbers.get(old, set()), here.numbers.get(new, set())
+        for old, new in mapping.items():
+            sizes = theirs.numbers.get(old, set()), ours.numbers.get(new, set())
             if len(sizes[0]) == len(sizes[1]) == 1 and sizes[0] != sizes[1]:
                 return f"its aggregate {new} has arguments of another type than aggregate {old}"
-        stays = all(old == new for old, new in found.items())
-        return None if stays and found.keys() == there.numbers.keys() else found
+        stays = all(old == new for old, new in mapping.items())
+        return None if stays and mapping.keys() == theirs.numbers.keys() else mapping
 
     def _aggregates(self, store: ObjectStore, side: int) -> _Aggregates | None:
         operator, config = self.operators[side], self.tables[side]
@@ -153,7 +153,7 @@ class TablePair:
         if not isinstance(files, ExpiringTimeKeyFiles) or named is None:
             return None
         numbers = accumulator_numbers(store, config, files.files)
-        sizes = {number: {size for size, _ in found} for number, found in numbers.items()}
+        sizes = {number: {size for size, _ in arguments} for number, arguments in numbers.items()}
         return _Aggregates(aggregates_of(named), sizes)
 
     @property
@@ -163,23 +163,23 @@ class TablePair:
     def _missing_outputs(self, columns: ColumnMap) -> tuple[str, ...]:
         theirs, ours = self.tables
         epoch, filled = self.jobs.taken.epoch, ", ".join(columns.filled)
-        found = []
+        texts = []
         if columns.filled and ours.description in WINDOWS:
-            found.append(
+            texts.append(
                 f"{self._where}: in windows that are open, {filled} leave out the rows before "
                 f"epoch {epoch} of the source"
             )
         elif columns.filled and ours.description == ACCUMULATORS:
-            found.append(
+            texts.append(
                 f"{self._where}: {filled} count from epoch {epoch} of the source on; the first "
                 "retraction of a key shows what they were filled with"
             )
         if theirs.retention_micros != ours.retention_micros:
-            found.append(
+            texts.append(
                 f"{self._where}: rows live {ours.retention_micros / 1e6:g} s, and "
                 f"{theirs.retention_micros / 1e6:g} s in the source: older ones are dropped"
             )
-        return tuple(found)
+        return tuple(texts)
 
     def _unknown(self) -> tuple[str, ...]:
         description = self.tables[1].description
@@ -203,12 +203,12 @@ def table_described(operator: OperatorCheckpoint, description: str) -> ExpiringT
 
 
 def _changes(columns: ColumnMap, conversion: RowConversion) -> tuple[str, ...]:
-    found = []
+    texts = []
     if columns.filled:
-        found.append(f"filled: {', '.join(columns.filled)}")
+        texts.append(f"filled: {', '.join(columns.filled)}")
     if columns.dropped:
-        found.append(f"columns dropped: {', '.join(columns.dropped)}")
+        texts.append(f"columns dropped: {', '.join(columns.dropped)}")
     if conversion.accumulators is not None:
         moved = [f"{old} to {new}" for old, new in conversion.accumulators.items()]
-        found.append(f"aggregates renumbered: {', '.join(moved)}")
-    return tuple(found)
+        texts.append(f"aggregates renumbered: {', '.join(moved)}")
+    return tuple(texts)

@@ -21,8 +21,8 @@ def column_errors(place: str, found: pa.Schema, wanted: pa.Schema) -> Iterator[I
     if found.names != wanted.names:
         yield InputError(
             f"{place}: computed rows have other columns than the table of the job",
-            expected=", ".join(f"{one.name} {one.type}" for one in wanted),
-            found=", ".join(f"{one.name} {one.type}" for one in found),
+            expected=", ".join(f"{column.name} {column.type}" for column in wanted),
+            found=", ".join(f"{column.name} {column.type}" for column in found),
             next_step="select these columns in this order",
         )
         return
@@ -49,7 +49,7 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if is_.is_struct(wanted):
         return (
             is_.is_struct(found)
-            and [one.name for one in found] == [one.name for one in wanted]
+            and [field.name for field in found] == [field.name for field in wanted]
             and all(fits(a.type, b.type) for a, b in zip(found, wanted, strict=True))
         )
     if is_.is_integer(wanted):

@@ -49,7 +49,7 @@ class RowFacts:
     oldest_nanos: int | None = None
 
     def __add__(self, other: RowFacts) -> RowFacts:
-        times = [one for one in (self.oldest_nanos, other.oldest_nanos) if one is not None]
+        times = [nanos for nanos in (self.oldest_nanos, other.oldest_nanos) if nanos is not None]
         return RowFacts(
             self.digest + other.digest, self.expired + other.expired, min(times, default=None)
         )
@@ -102,10 +102,10 @@ class TableTarget:
         Raises:
             InputError: a value does not fit its type, or is NULL where the job's table has none.
         """
-        columns = [self._cast(rows.column(at), one) for at, one in enumerate(self.columns)]
+        columns = [self._cast(rows.column(index), spec) for index, spec in enumerate(self.columns)]
         indices = self.config.schema.hashed_indices
         hashes = key_hashes(
-            [columns[at] for at in indices], rows=rows.num_rows, variant=self.variant
+            [columns[index] for index in indices], rows=rows.num_rows, variant=self.variant
         )
         operations = pa.repeat(pa.scalar(INSERT, pa.binary()), rows.num_rows)
         return pa.Table.from_arrays([*columns, hashes, operations], schema=file_schema(self.config))
@@ -119,7 +119,7 @@ class TableTarget:
             if pa.types.is_timestamp(field.type) and pa.types.is_timestamp(column.type):
                 # Spark's timestamps are instants; Arroyo's are instants in UTC without a zone.
                 column = column.cast(pa.timestamp(column.type.unit))
-            found = column.cast(field.type, safe=True)
+            cast = column.cast(field.type, safe=True)
         except (pa.ArrowException, NotImplementedError) as error:
             raise InputError(
                 f"column {field.name!r} does not fit the type {field.type} of the job ({error})",
@@ -127,15 +127,15 @@ class TableTarget:
                 next_step=_OTHER_ROWS,
             ) from error
         event_time = field.name == self.columns.field(self.config.schema.timestamp_index).name
-        if found.null_count and (event_time or not field.nullable):
+        if cast.null_count and (event_time or not field.nullable):
             raise InputError(
-                f"column {field.name!r} has {found.null_count} NULL, and may have none",
+                f"column {field.name!r} has {cast.null_count} NULL, and may have none",
                 **self._where,
                 next_step=_OTHER_ROWS,
             )
-        if event_time and found.length() and pc.min(found).value < 0:
+        if event_time and cast.length() and pc.min(cast).value < 0:
             raise InputError("event time lies before 1970", **self._where, next_step=_OTHER_ROWS)
-        return found
+        return cast
 
     def facts(self, stored: pa.Table) -> RowFacts:
         """Return the digest of stored rows, how many have expired, and the oldest event time."""

@@ -73,15 +73,15 @@ class RowConversion:
             stored = self._renumbered(stored)
         schema = file_schema(self.target)
         count = len(self.columns.sources)
-        found = [
-            self._filled(one, field, stored.num_rows)
-            if isinstance(one, Filled)
-            else stored.column(one)
-            for one, field in zip(self.columns.sources, schema, strict=False)
+        columns = [
+            self._filled(source, field, stored.num_rows)
+            if isinstance(source, Filled)
+            else stored.column(source)
+            for source, field in zip(self.columns.sources, schema, strict=False)
         ]
         # `_generation`, `_key_hash` and `_operation` follow the columns of both.
         rest = stored.columns[stored.num_columns - (len(schema) - count) :]
-        for column, field in zip(found, schema, strict=False):
+        for column, field in zip(columns, schema, strict=False):
             if column.null_count and not field.nullable:
                 raise InputError(
                     f"column {field.name!r} may not be NULL, and the source has NULL in it",
@@ -89,7 +89,7 @@ class RowConversion:
                     next_step="nothing was published; let the operator start empty with "
                     "--start-empty",
                 )
-        return pa.Table.from_arrays([*found, *rest], schema=schema)
+        return pa.Table.from_arrays([*columns, *rest], schema=schema)
 
     def _filled(self, source: Filled, field: pa.Field, rows: int) -> pa.ChunkedArray:
         value = pa.scalar(json.loads(source.value), field.type)
@@ -97,11 +97,11 @@ class RowConversion:
 
     def _renumbered(self, stored: pa.Table) -> pa.Table:
         assert self.accumulators is not None
-        at = accumulator_index(self.source)
-        numbers = stored.column(at)
+        index = accumulator_index(self.source)
+        numbers = stored.column(index)
         stored = stored.filter(pc.is_in(numbers, pa.array(list(self.accumulators), numbers.type)))
-        moved = [self.accumulators[one] for one in stored.column(at).to_pylist()]
-        return stored.set_column(at, stored.schema.field(at), pa.array(moved, numbers.type))
+        moved = [self.accumulators[number] for number in stored.column(index).to_pylist()]
+        return stored.set_column(index, stored.schema.field(index), pa.array(moved, numbers.type))
 
 
 def accumulator_index(config: ExpiringTimeKeyConfig) -> int:
@@ -125,13 +125,13 @@ def accumulator_numbers(
     """
     keys = config.schema.key_indices or ()
     columns = tuple(sorted((accumulator_index(config), keys[-1])))
-    found: dict[int, set[tuple[int, bytes]]] = {}
+    by_number: dict[int, set[tuple[int, bytes]]] = {}
     for part in stored_columns(store, config, files, columns):
         numbers = part.column(columns.index(keys[-2])).to_pylist()
         arguments = part.column(columns.index(keys[-1])).to_pylist()
         for number, argument in zip(numbers, arguments, strict=True):
-            found.setdefault(number, set()).add((len(argument), argument[:2]))
-    return found
+            by_number.setdefault(number, set()).add((len(argument), argument[:2]))
+    return by_number
 
 
 def stored_columns(
@@ -249,8 +249,8 @@ def _check_read_back(
     data: DataFile, name: StatePath, target: ExpiringTimeKeyConfig, groups: list[RowsDigest]
 ) -> None:
     columns = range(len(data.schema))
-    found = (_digest_in_order(data.read(columns, [at])) for at in range(len(data.row_groups)))
-    if not data.schema.equals(file_schema(target)) or list(found) != groups:
+    digests = (_digest_in_order(data.read(columns, [at])) for at in range(len(data.row_groups)))
+    if not data.schema.equals(file_schema(target)) or list(digests) != groups:
         raise ProtocolError(
             "a converted file reads back different from what was written; nothing was published",
             path=name,

@@ -96,8 +96,8 @@ def plan_copy(
     """
     check_target(source, target, paths)
     roots = read_roots(source, paths)
-    chosen = _chosen(roots, epoch)
-    head = chosen[0]
+    epochs = _chosen(roots, epoch)
+    head = epochs[0]
     beside = list(_beside(source, paths))
     if beside and (epoch is not None or not _at_rest(source, paths, head)):
         raise InputError(
@@ -108,10 +108,10 @@ def plan_copy(
         )
     bare = metadata_only_epochs(source, paths).keys()
     files = dict.fromkeys(
-        path for one in chosen if one.epoch not in bare for path in one.files.paths
+        path for root in epochs if root.epoch not in bare for path in root.files.paths
     )
     edits = [info.path for info in source.list_dir(paths.edits).objects]
-    copied = {one.epoch for one in chosen}
+    copied = {root.epoch for root in epochs}
     return CopyPlan(
         pipeline=paths.pipeline,
         job=paths.job,
@@ -121,8 +121,8 @@ def plan_copy(
         epochs=tuple(sorted(copied - bare)),
         worker_generation=head.worker_generation,
         data=_measured(source, [*files, *beside], required=True),
-        metadata=_measured(source, [*edits, *_metadata(paths, chosen)], required=False),
-        left_out=tuple(sorted({one.epoch for one in roots.epochs} - copied)),
+        metadata=_measured(source, [*edits, *_metadata(paths, epochs)], required=False),
+        left_out=tuple(sorted({root.epoch for root in roots.epochs} - copied)),
         warnings=tuple(_warnings(head)),
     )
 
@@ -164,22 +164,22 @@ def check_target(source: ObjectStore, target: ObjectStore, paths: JobPaths) -> b
 
 def _chosen(roots: Roots, epoch: int | None) -> list[EpochRoot]:
     """Return the epochs to copy, newest first."""
-    by_number = {one.epoch: one for one in roots.epochs}
+    by_number = {root.epoch: root for root in roots.epochs}
     if epoch is None:
-        ready = (one for one in roots.current if _whole(one))
-        head = next((one for one in ready if one.state is CheckpointState.READY), None)
+        ready = (root for root in roots.current if _whole(root))
+        head = next((root for root in ready if root.state is CheckpointState.READY), None)
         if head is None:
             raise ProtocolError("the job has no complete epoch", job=roots.paths.root)
     else:
-        found = by_number.get(Epoch(epoch))
-        if found is None:
+        root = by_number.get(Epoch(epoch))
+        if root is None:
             raise NotFoundError(
                 "the job has no such epoch",
                 job=roots.paths.root,
                 epoch=epoch,
                 next_step="`arroyo-state epochs` lists those that exist",
             )
-        head = found
+        head = root
         if not _whole(head) or head.state is not CheckpointState.READY:
             raise ProtocolError(
                 f"the epoch cannot be restored: {head.unreadable or head.state.value}",
@@ -187,13 +187,13 @@ def _chosen(roots: Roots, epoch: int | None) -> list[EpochRoot]:
                 epoch=epoch,
                 next_step="choose another epoch",
             )
-    parents = [one for one in roots.epochs if one.ref == head.parent_ref and _whole(one)]
+    parents = [root for root in roots.epochs if root.ref == head.parent_ref and _whole(root)]
     if epoch is not None:
         return [head, *parents]
     chain = [head]
     while (before := by_number.get(Epoch(chain[-1].epoch - 1))) is not None and _whole(before):
         chain.append(before)
-    return [*chain, *(one for one in parents if one not in chain)]
+    return [*chain, *(root for root in parents if root not in chain)]
 
 
 def _whole(one: EpochRoot) -> bool:
@@ -212,25 +212,25 @@ def _beside(store: ObjectStore, paths: JobPaths) -> Iterator[StatePath]:
 
 def _metadata(paths: JobPaths, chosen: Iterable[EpochRoot]) -> list[StatePath]:
     """Return the metadata of epochs; what makes one exist comes after all that it needs."""
-    oldest_first = sorted(chosen, key=lambda one: one.epoch)
-    records = [path for one in oldest_first for path in records_of(paths, one)]
-    metadata = [path for one in oldest_first for path in metadata_of(paths, one)]
+    oldest_first = sorted(chosen, key=lambda root: root.epoch)
+    records = [path for root in oldest_first for path in records_of(paths, root)]
+    metadata = [path for root in oldest_first for path in metadata_of(paths, root)]
     if paths.layout is Layout.PROTOCOL:
         return [*metadata, *records]
     # The newest epoch becomes visible first: a start must never continue from an older one.
-    heads = [one.ref for one in reversed(oldest_first)]
+    heads = [root.ref for root in reversed(oldest_first)]
     return [*records, *(path for path in metadata if path not in heads), *heads]
 
 
 def _measured(store: ObjectStore, paths: list[StatePath], *, required: bool) -> Packed:
     infos = concurrently(store.head, paths)
-    found = []
+    objects = []
     for path, info in zip(paths, infos, strict=True):
         if info is not None:
-            found.append(StoredObject(path, info.size_bytes, info.modified_micros, info.etag))
+            objects.append(StoredObject(path, info.size_bytes, info.modified_micros, info.etag))
         elif required:
             raise FormatError("a file that an epoch lists is missing", path=path)
-    return Packed(found)
+    return Packed(objects)
 
 
 def _warnings(head: EpochRoot) -> Iterator[str]:
@@ -264,22 +264,22 @@ def run_copy(
         LeaseHeldError: another process maintains the job, at one of the URLs.
         NotFoundError, FormatError: an object was deleted meanwhile; run it again.
     """
-    chosen = options or CopyOptions()
+    run_options = options or CopyOptions()
     plan = plan_copy(source, paths, target, epoch)
-    if chosen.approved is not None and chosen.approved != plan.digest:
+    if run_options.approved is not None and run_options.approved != plan.digest:
         raise ConflictError(
-            f"plan {chosen.approved} was approved, but the current plan is {plan.digest}",
+            f"plan {run_options.approved} was approved, but the current plan is {plan.digest}",
             job=paths.root,
             next_step="review the new plan and approve it; nothing was changed",
         )
-    ways = LeaseOptions.of(chosen)
+    ways = LeaseOptions.of(run_options)
     with (
-        lease(source, paths, chosen.owner, ways) as from_,
-        _pinned(from_, paths, plan, chosen),
-        lease(target, paths, chosen.owner, ways) as to,
+        lease(source, paths, run_options.owner, ways) as from_,
+        _pinned(from_, paths, plan, run_options),
+        lease(target, paths, run_options.owner, ways) as to,
     ):
         # Planned again: what has expired before the pins were there is left out.
-        return _Copy(from_, to, paths, plan_copy(from_, paths, to, epoch), chosen).run()
+        return _Copy(from_, to, paths, plan_copy(from_, paths, to, epoch), run_options).run()
 
 
 @contextlib.contextmanager
@@ -332,13 +332,13 @@ class _Copy:
         count = counter(self.options.on_progress, "copied objects", self.plan.objects)
 
         def copy(one: StoredObject) -> tuple[StatePath, str, bool]:
-            found = self._copy_one(one)
+            copied = self._copy_one(one)
             count()
-            return found
+            return copied
 
         for path, digest, new in concurrently(copy, list(self.plan.data)):
             self._note(path, digest, new=new)
-        metadata = {one.path: self.source.read(one.path) for one in self.plan.metadata}
+        metadata = {file.path: self.source.read(file.path) for file in self.plan.metadata}
         active = self._activation(metadata)
         self._verify(Extended(self.target, {**self._absent(metadata), **self._absent(active)}))
         for path, data in metadata.items():
@@ -405,7 +405,7 @@ class _Copy:
         ref = self.paths.manifest(generation, self.plan.epoch)
         assert ref in metadata
         head = decode_manifest(metadata[ref], ref)
-        at = self.paths.generation_manifest(generation)
+        path = self.paths.generation_manifest(generation)
         manifest = GenerationManifest(
             pipeline=pipeline,
             job=self.plan.job,
@@ -418,18 +418,18 @@ class _Copy:
             pipeline=pipeline,
             job=self.plan.job,
             worker_generation=generation,
-            generation_manifest_ref=at,
+            generation_manifest_ref=path,
             updated_at_micros=head.finish_time_micros,
         )
         return {
-            at: encode(manifest),
+            path: encode(manifest),
             self.paths.current_generation: encode(fence),
         }
 
     def _verify(self, store: ObjectStore) -> None:
-        found = verify_job(store, self.paths, self.plan.epoch, level=self.options.verify_level)
-        if found.verdict.errors:
-            first = found.verdict.errors[0]
+        report = verify_job(store, self.paths, self.plan.epoch, level=self.options.verify_level)
+        if report.verdict.errors:
+            first = report.verdict.errors[0]
             raise ProtocolError(
                 f"the copy does not pass verification: {first.code}: {first.evidence}",
                 job=self.paths.root,

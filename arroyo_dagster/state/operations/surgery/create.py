@@ -94,8 +94,8 @@ def begun_snapshot(
         ref = paths.legacy_metadata(epoch)
     else:
         begun = None
-        found = empty_generation(store, paths, answer.facts)
-        epoch, generation = found.epoch, found.number
+        empty = empty_generation(store, paths, answer.facts)
+        epoch, generation = empty.epoch, empty.number
         ref = paths.manifest(generation, epoch)
     began_micros = None if begun is None else begun.start_time_micros
     checkpoint = Checkpoint(
@@ -113,7 +113,7 @@ def begun_snapshot(
     _check_operators(paths, checkpoint, listing, taken)
     checkpoint = replace(
         checkpoint,
-        operators=tuple(_empty(paths, one, checkpoint, listing) for one in taken.operators),
+        operators=tuple(_empty(paths, op, checkpoint, listing) for op in taken.operators),
     )
     why_not = why_not_now(answer, checkpoint)
     guards = guards_of(store, paths, checkpoint)
@@ -128,7 +128,7 @@ def _begun(paths: JobPaths, facts: JobFacts) -> CheckpointFacts:
             job=paths.root,
             next_step="pass --arroyo-db or --arroyo-api",
         )
-    last = max(facts.checkpoints, key=lambda one: one.epoch, default=None)
+    last = max(facts.checkpoints, key=lambda checkpoint: checkpoint.epoch, default=None)
     if last is None:
         raise InputError(
             "the job has not begun a checkpoint, so Arroyo's database has no row to set to ready",
@@ -155,19 +155,19 @@ def _check_operators(
     Raises:
         InputError: it is not, or an operator commits in two phases.
     """
-    for one in taken.operators:
-        if one.needs_commit:
+    for operator in taken.operators:
+        if operator.needs_commit:
             raise InputError(
                 "a sink commits in two phases, and its state is never created",
                 job=paths.root,
-                operator=one.operator,
+                operator=operator.operator,
                 next_step=_LET_IT_FINISH,
             )
-    at = checkpoint.epoch, checkpoint.worker_generation
-    known = tuple(f"{paths.operator(one.operator, *at)}/" for one in taken.operators)
-    directory = f"{paths.checkpoint(*at)}/"
+    key = checkpoint.epoch, checkpoint.worker_generation
+    prefixes = tuple(f"{paths.operator(operator.operator, *key)}/" for operator in taken.operators)
+    directory = f"{paths.checkpoint(*key)}/"
     for path in listing:
-        if path.startswith(directory) and not path.startswith(known):
+        if path.startswith(directory) and not path.startswith(prefixes):
             raise InputError(
                 "the job has an operator that the source lacks, so they are not of the same SQL",
                 job=paths.root,
@@ -266,13 +266,13 @@ def _unknown(snapshot: JobSnapshot, taken: Checkpoint) -> Iterator[str]:
             "Arroyo: it has the objects that Arroyo's own publication writes"
         )
     mine: dict[OperatorId, OperatorCheckpoint] = {
-        one.operator: one for one in snapshot.checkpoint.operators
+        operator.operator: operator for operator in snapshot.checkpoint.operators
     }
-    for one in taken.operators:
-        writes = any(each.config.description == _SINK_FILE for each in one.configs.values())
-        if writes and not mine[one.operator].tables:
+    for other in taken.operators:
+        writes = any(table.config.description == _SINK_FILE for table in other.configs.values())
+        if writes and not mine[other.operator].tables:
             yield (
-                f"which file {one.operator} writes: if it is the source's, the job cuts off what "
+                f"which file {other.operator} writes: if it is the source's, the job cuts off what "
                 "the source has written"
             )
 
@@ -295,7 +295,7 @@ def publish_created(
     check_quiet(held, paths, work.snapshot)
     checkpoint = replace(work.snapshot.checkpoint, operators=new.operators)
     after = _encoded(held, work, checkpoint)
-    before = {at: held.read(at) if held.head(at) is not None else None for at in after}
+    before = {path: held.read(path) if held.head(path) is not None else None for path in after}
     view = Extended(held, after)
     check_restorable(view, paths, plan.epoch, options.verify_level)
     if paths.layout is Layout.PROTOCOL:  # our own record is no change of the job
@@ -322,7 +322,7 @@ def publish_created(
         plan=plan,
         published=True,
         record=path,
-        objects={at: (_sha256(before[at] or b""), _sha256(after[at])) for at in after},
+        objects={path: (_sha256(before[path] or b""), _sha256(after[path])) for path in after},
     )
 
 
@@ -330,11 +330,11 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
     """Return the metadata of an epoch, by path; what makes it exist comes last."""
     paths = work.paths
     if paths.layout is Layout.PROTOCOL:
-        found = empty_generation(store, paths, work.snapshot.answer.facts)
-        return first_epoch(found, checkpoint)
+        generation = empty_generation(store, paths, work.snapshot.answer.facts)
+        return first_epoch(generation, checkpoint)
     objects = {
-        paths.operator_metadata(one.operator, checkpoint.epoch): encode_operator(one)
-        for one in checkpoint.operators
+        paths.operator_metadata(operator.operator, checkpoint.epoch): encode_operator(operator)
+        for operator in checkpoint.operators
     }
     objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
     return objects

@@ -57,7 +57,7 @@ def _check_first_time(
             )
     if not any(edits.records.values()) and _has_edited_entries(checkpoint):
         rebuilds = read_rebuilds(store, paths).values()
-        if not any(one is not None and one.epoch == checkpoint.epoch for one in rebuilds):
+        if not any(record is not None and record.epoch == checkpoint.epoch for record in rebuilds):
             raise ConflictError(
                 f"epoch {checkpoint.epoch} has entries that an edit has written, whose record is "
                 "not listed, so it is unknown whether it was this one",

@@ -85,13 +85,13 @@ def read_global_tables(
     Raises:
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    wanted = [
+    stored = [
         (operator, name, files)
         for operator in checkpoint.operators
         for name, files in operator.tables.items()
         if isinstance(files, GlobalKeyedFiles) and name in operator.configs
     ]
-    return concurrently(lambda one: _read(store, catalogue, *one), wanted)
+    return concurrently(lambda table: _read(store, catalogue, *table), stored)
 
 
 def _read(
@@ -101,10 +101,10 @@ def _read(
     name: TableName,
     files: GlobalKeyedFiles,
 ) -> GlobalTable:
-    found = tuple(_read_pairs(store, path) for path in files.files)
-    entries = {key: (one.version, value) for one in found for key, value in one.pairs}
+    contents = tuple(_read_pairs(store, path) for path in files.files)
+    entries = {key: (file.version, value) for file in contents for key, value in file.pairs}
     form = catalogue.form_of(operator.operator, operator.configs[name], entries)
-    return GlobalTable(operator, name, operator.configs[name], found, form)
+    return GlobalTable(operator, name, operator.configs[name], contents, form)
 
 
 def _read_pairs(store: ObjectStore, path: StatePath) -> PairFile:

@@ -111,8 +111,8 @@ def run_evolve(
             changed while it was read; another plan was approved; or the evolve was cancelled.
         InputError, NotFoundError, ProtocolError, FormatError: as `plan_evolve`.
     """
-    chosen = options or EditOptions(owner="arroyo-state evolve")
-    return _job(source, paths, directory, overrides).run(store, chosen)
+    run_options = options or EditOptions(owner="arroyo-state evolve")
+    return _job(source, paths, directory, overrides).run(store, run_options)
 
 
 def _job(
@@ -121,15 +121,15 @@ def _job(
     directory: JobDirectory,
     overrides: Overrides | None,
 ) -> TransferJob:
-    chosen = overrides or Overrides()
+    user_overrides = overrides or Overrides()
     # Once: a plan and its execution match by the same graphs.
-    graphs = [find_graph(directory, one) for one in (source.paths, paths)]
+    graphs = [find_graph(directory, job) for job in (source.paths, paths)]
 
     def request(path: StatePath, epoch: Epoch) -> Evolve:
-        return Evolve(source=path, epoch=epoch, overrides=chosen)
+        return Evolve(source=path, epoch=epoch, overrides=user_overrides)
 
     return TransferJob(
-        source, paths, directory, request, lambda jobs: _evolved(jobs, chosen, graphs)
+        source, paths, directory, request, lambda jobs: _evolved(jobs, user_overrides, graphs)
     )
 
 
@@ -149,16 +149,16 @@ def _evolved(jobs: TwoJobs, overrides: Overrides, graphs: Sequence[FoundGraph]) 
             "let an operator start without state with --start-empty OPERATOR"
             + (f"; or {HOW}" if isinstance(places, str) else ""),
         )
-    known = (
-        [] if isinstance(places, str) else [one.graph for one in graphs if one.graph is not None]
+    decoded = (
+        [] if isinstance(places, str) else [job.graph for job in graphs if job.graph is not None]
     )
-    transfer = _Evolution(jobs, overrides, matching.matches, ours, known).transfer()
+    transfer = _Evolution(jobs, overrides, matching.matches, ours, decoded).transfer()
     if isinstance(places, str):
         transfer.unknown.append(
             f"operators were matched without the graphs of the pipelines ({places}): {HOW}"
         )
     else:
-        origins = ", ".join(dict.fromkeys(one.origin for one in known))
+        origins = ", ".join(dict.fromkeys(graph.origin for graph in decoded))
         transfer.evidence.append(
             EditPrecondition(
                 name="the graphs of both pipelines have the operators of the epochs",
@@ -195,7 +195,7 @@ class _Evolution:
             InputError: the state of an operator cannot be carried.
         """
         self._check_columns()
-        by_id = {one.operator: one for one in self.matches}
+        by_id = {match.operator: match for match in self.matches}
         for shape in self.order:
             operator = _operator(self.jobs.target, shape.operator)
             match = by_id.get(shape.operator)
@@ -230,17 +230,17 @@ class _Evolution:
 
     def _check_columns(self) -> None:
         """Check that overrides of columns name columns that exist: a typing error must not fill."""
-        sources = {one.operator: one.source for one in self.matches}
+        sources = {match.operator: match.source for match in self.matches}
         overrides = self.overrides
-        columns = [(one.operator, one.column) for one in overrides.fills]
-        columns += [(one.operator, one.column) for one in overrides.renames]
+        columns = [(fill.operator, fill.column) for fill in overrides.fills]
+        columns += [(rename.operator, rename.column) for rename in overrides.renames]
         for operator, column in columns:
             names = _column_names(_operator(self.jobs.target, operator))
             _check_column(operator, column, names)
-        for one in overrides.renames:
-            if one.operator in sources:
-                other = _operator(self.jobs.taken, sources[one.operator])
-                _check_column(other.operator, one.source, _column_names(other))
+        for rename in overrides.renames:
+            if rename.operator in sources:
+                other = _operator(self.jobs.taken, sources[rename.operator])
+                _check_column(other.operator, rename.source, _column_names(other))
 
         for move in overrides.accumulators:
             if table_described(_operator(self.jobs.target, move.operator), BATCHES) is None:
@@ -277,17 +277,17 @@ class _Evolution:
     # ---- operators without a match ---------------------------------------------------------------
 
     def _unmatched(self, operator: OperatorCheckpoint) -> None:
-        asked = operator.operator in self.overrides.start_empty
+        start_empty = operator.operator in self.overrides.start_empty
         reason = "no operator of the source is like it"
-        if asked:
+        if start_empty:
             reason = "it starts without state, as asked"
-        left = [one.operator for one in self._left_over()]
+        left = [other.operator for other in self._left_over()]
         for name in operator.tables:
             if of_sink(operator, name):
                 self._keep(operator, name)
                 continue
             self._step(operator, name, TableAction.EMPTIED, reason)
-            if not asked and left:
+            if not start_empty and left:
                 problem = (
                     f"{operator.operator}: {reason}, and {', '.join(left)} would be dropped; "
                     f"decide it with `{map_option(left[0], operator.operator)}` if it is of the "
@@ -303,17 +303,17 @@ class _Evolution:
 
     def _left_over(self) -> Iterator[OperatorCheckpoint]:
         """Yield the operators of the source with state that nobody takes, and nobody drops."""
-        taken = {one.source for one in self.matches} | set(self.overrides.drop)
-        for one in self.jobs.taken.operators:
-            if one.operator not in taken and any(not of_sink(one, name) for name in one.tables):
-                yield one
+        taken = {match.source for match in self.matches} | set(self.overrides.drop)
+        for op in self.jobs.taken.operators:
+            if op.operator not in taken and any(not of_sink(op, name) for name in op.tables):
+                yield op
 
     def _dropped(self) -> None:
-        asked = set(self.overrides.drop)
-        named = [one for one in self.jobs.taken.operators if one.operator in asked]
+        dropped = set(self.overrides.drop)
+        named = [other for other in self.jobs.taken.operators if other.operator in dropped]
         for operator in (*named, *self._left_over()):
             reason = "no operator of the job takes it"
-            if operator.operator in asked:
+            if operator.operator in dropped:
                 reason = "dropped, as asked"
             for name in operator.tables:
                 self._step(operator, name, TableAction.DROPPED, reason, operator)
@@ -333,9 +333,9 @@ class _Evolution:
             return other.min_watermark_micros, other.max_watermark_micros
         if operator.min_watermark_micros is None:
             return None, operator.max_watermark_micros
-        known = [one for one in taken.operators if one.min_watermark_micros is not None]
-        same = [one for one in known if one.operator == operator.operator]
-        least = min(same or known, key=lambda one: one.min_watermark_micros or 0, default=None)
+        timed = [other for other in taken.operators if other.min_watermark_micros is not None]
+        same = [other for other in timed if other.operator == operator.operator]
+        least = min(same or timed, key=lambda other: other.min_watermark_micros or 0, default=None)
         if least is None:
             return None, None
         return least.min_watermark_micros, least.max_watermark_micros
@@ -349,7 +349,7 @@ class _Evolution:
             self.problems.append(f"{operator.operator}: {reason}")
             return
         for name in dict.fromkeys((*other.tables, *operator.tables)):
-            if any(of_sink(one, name) for one in (other, operator)):
+            if any(of_sink(side, name) for side in (other, operator)):
                 if name in operator.tables:
                     self._keep(operator, name)
                 continue
@@ -357,9 +357,9 @@ class _Evolution:
                 text = f"{other.operator} has no rows of it at epoch {self.jobs.taken.epoch}"
                 self._step(operator, name, TableAction.EMPTIED, text, None)
                 continue
-            found = self._carried(other, operator, name)
-            if isinstance(found, str):
-                self.problems.append(f"{operator.operator}.{name}: {found}")
+            problem = self._carried(other, operator, name)
+            if isinstance(problem, str):
+                self.problems.append(f"{operator.operator}.{name}: {problem}")
 
     def _why_other_input(
         self, other: OperatorCheckpoint, operator: OperatorCheckpoint
@@ -369,8 +369,8 @@ class _Evolution:
             return None
         jobs = self.jobs
         theirs, ours = (
-            entry_keys(store, checkpoint, _FILE_SOURCE, one.operator)
-            for store, checkpoint, one in (
+            entry_keys(store, checkpoint, _FILE_SOURCE, side.operator)
+            for store, checkpoint, side in (
                 (jobs.source.store, jobs.taken, other),
                 (jobs.store, jobs.target, operator),
             )
@@ -380,7 +380,7 @@ class _Evolution:
                 f"it reads {', '.join(sorted(ours))}, and {', '.join(sorted(theirs))} in the source"
             )
         names = (other.operator, operator.operator)
-        tables = [str(one).rpartition("_")[0] for one in names]
+        tables = [str(name).rpartition("_")[0] for name in names]
         if tables[0] != tables[1]:
             self.found.unknown.append(
                 f"{names[1]}: it takes the positions of {names[0]}; whether both read the same "
@@ -404,13 +404,13 @@ class _Evolution:
         if isinstance(there, ExpiringTimeKeyConfig) and isinstance(here, ExpiringTimeKeyConfig):
             programs = _programs(self.graphs, other, operator)
             pair = TablePair(self.jobs, self.overrides, (other, operator), (there, here), programs)
-            found = pair.carried()
-            if isinstance(found, str):
-                return found
+            rows = pair.carried()
+            if isinstance(rows, str):
+                return rows
             keys = _keys(other, operator, name)
-            self._add(other, operator, CarriedTable(*keys, ours, found.conversion), found.changes)
-            self.found.missing_outputs += found.missing_outputs
-            self.found.unknown += found.unknown
+            self._add(other, operator, CarriedTable(*keys, ours, rows.conversion), rows.changes)
+            self.found.missing_outputs += rows.missing_outputs
+            self.found.unknown += rows.unknown
             return None
         if theirs != ours:
             return "its kind, description or version of values is another one in the source"
@@ -500,6 +500,6 @@ def _check_column(operator: OperatorId, column: str, names: list[str]) -> None:
 
 
 def _operator(checkpoint: Checkpoint, name: OperatorId) -> OperatorCheckpoint:
-    found = checkpoint.operator(name)
-    assert found is not None
-    return found
+    operator = checkpoint.operator(name)
+    assert operator is not None
+    return operator

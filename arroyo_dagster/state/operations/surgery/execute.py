@@ -104,19 +104,19 @@ def run_edit(
             verification; nothing was published.
         NotFoundError, FormatError: the epoch, or a file of it, is missing or broken.
     """
-    chosen = options or EditOptions()
+    run_options = options or EditOptions()
     prepared = prepare_edit(store, paths, directory, edit)
-    check_can_run(paths, prepared.snapshot, prepared.plan, chosen.approved)
+    check_can_run(paths, prepared.snapshot, prepared.plan, run_options.approved)
     if prepared.plan.empty:
         return EditOutcome(plan=prepared.plan)
 
     def write(held: Leased, again: PreparedEdit) -> NewState:
-        written = _written(held, paths, again, chosen)
-        operators = tuple(_with_lists(one, written) for one in again.operators)
+        written = _written(held, paths, again, run_options)
+        operators = tuple(_with_lists(operator, written) for operator in again.operators)
         return NewState(operators, written.shards, tuple(_evidence(held, again, operators)))
 
     change = ChangeSteps(lambda held: prepare_edit(held, paths, directory, edit), write)
-    return execute_change(store, paths, directory, prepared, change, chosen)
+    return execute_change(store, paths, directory, prepared, change, run_options)
 
 
 class PreparedChange(Protocol):
@@ -194,10 +194,10 @@ def execute_change(
             check_restorable(held, paths, again.plan.epoch, 0)
         began = options.clock()
         work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, options.cancelled)
-        found = change.write(held, again)
+        state = change.write(held, again)
         wait_until_quiet(again.snapshot, began, options)
         publish = change.publish or publish_edit
-        return publish(held, work, again.plan, found, options)
+        return publish(held, work, again.plan, state, options)
 
 
 # ---- new files -----------------------------------------------------------------------------------
@@ -217,30 +217,30 @@ def _written(
 ) -> _Written:
     checkpoint = prepared.snapshot.checkpoint
     pairs = {
-        (one.table.operator.operator, one.table.name): write_entries(held, paths, checkpoint, one)
-        for one in prepared.entries
+        (e.table.operator.operator, e.table.name): write_entries(held, paths, checkpoint, e)
+        for e in prepared.entries
     }
-    tasks = [task for one in prepared.rows for task in _tasks(paths, checkpoint, one)]
+    tasks = [task for table in prepared.rows for task in _tasks(paths, checkpoint, table)]
     shards: list[RewriteShard] = []
-    for found in options.run(held, tasks):
-        if isinstance(found, LeftOut):
+    for outcome in options.run(held, tasks):
+        if isinstance(outcome, LeftOut):
             raise ProtocolError(
-                f"a table cannot be rewritten: {found.reason}",
+                f"a table cannot be rewritten: {outcome.reason}",
                 job=paths.root,
-                operator=found.operator,
-                table=found.table,
+                operator=outcome.operator,
+                table=outcome.table,
                 next_step="nothing was published; the job is unchanged",
             )
-        check_same(paths, checkpoint.epoch, found)
+        check_same(paths, checkpoint.epoch, outcome)
         check_not_cancelled(paths, options.cancelled)
-        shards.append(found)
+        shards.append(outcome)
     if len(shards) != len(tasks):
         raise ProtocolError(
             f"{len(shards)} of {len(tasks)} shards returned a result",
             job=paths.root,
             next_step="run it again; nothing was published",
         )
-    rows = {_key(one): _new_list(held, paths, prepared, one, shards) for one in prepared.rows}
+    rows = {_key(row): _new_list(held, paths, prepared, row, shards) for row in prepared.rows}
     return _Written(pairs, rows, tuple(shards))
 
 
@@ -339,7 +339,7 @@ def publish_edit(
         for path, data in objects.items()
     }
     epochs = ParquetBackend(held, work.paths).epochs()
-    older = tuple(one for one in epochs if one < checkpoint.epoch)
+    older = tuple(epoch for epoch in epochs if epoch < checkpoint.epoch)
     now = options.clock()
     record = EditRecord(
         operation=plan.edit.name,
@@ -372,7 +372,7 @@ def publish_edit(
         evidence=new.evidence,
     )
     path = publish_change(
-        held, work, change, lambda at: options.on_published(replace(done, record=at))
+        held, work, change, lambda path: options.on_published(replace(done, record=path))
     )
     return replace(done, record=path)
 

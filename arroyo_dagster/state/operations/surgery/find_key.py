@@ -170,7 +170,7 @@ class _KeyFinder:
                 key = _table_of(moved.path)
                 if key is not None and key not in self.globals:
                     self.others[moved.copy] = key, QUARANTINE
-        names = (one.name for one in write_remains(self.store, self.paths))
+        names = (file.name for file in write_remains(self.store, self.paths))
         self.remains = tuple(name for name in names if _table_of(name.rpartition("#")[0]))
         for name in self.remains:
             self.unknown[f"remains of an interrupted write may hold the key: {name}"] = None
@@ -179,21 +179,21 @@ class _KeyFinder:
             self.unknown[f"{reason}: they may hold the key"] = None
 
     def result(self, on_progress: OnProgress) -> KeySearch:
-        wanted = [*((path, key) for path, (key, _) in self.listed.items())]
-        wanted += [(path, key) for path, (key, _) in self.others.items()]
-        conditions = {key: self._condition(one) for key, one in self.configs.items()}
-        if all(isinstance(one, str) for one in conditions.values()):
+        targets = [*((path, key) for path, (key, _) in self.listed.items())]
+        targets += [(path, key) for path, (key, _) in self.others.items()]
+        conditions = {key: self._condition(config) for key, config in self.configs.items()}
+        if all(isinstance(condition, str) for condition in conditions.values()):
             raise InputError(
                 f"no table of the job has a key of {len(self.values)} such values",
                 job=self.paths.root,
                 next_step="give one value for each column of a key, in this order",
             )
-        for (operator, name), one in conditions.items():
-            if isinstance(one, str):
-                self.unknown[f"{operator}.{name} was not searched: {one}"] = None
+        for (operator, name), condition in conditions.items():
+            if isinstance(condition, str):
+                self.unknown[f"{operator}.{name} was not searched: {condition}"] = None
         left = "values" if self.managed else "global keyed tables"
         self.unknown[f"{left}, and columns that are no key, were not searched"] = None
-        count = counter(on_progress, "searched files", len(wanted))
+        count = counter(on_progress, "searched files", len(targets))
 
         def search(one: tuple[StatePath, TableKey]) -> int | None:
             path, key = one
@@ -211,15 +211,15 @@ class _KeyFinder:
             finally:
                 count()
 
-        found = []
-        for (path, key), rows in zip(wanted, concurrently(search, wanted), strict=True):
+        hits = []
+        for (path, key), rows in zip(targets, concurrently(search, targets), strict=True):
             if rows is None:
                 self.unknown[f"{path} cannot be read as a file of its table"] = None
             elif rows:
-                found.append(self._found(path, key, rows))
+                hits.append(self._found(path, key, rows))
         return KeySearch(
-            found=tuple(sorted(found, key=lambda one: (one.operator, one.table, one.path))),
-            files=len(wanted),
+            found=tuple(sorted(hits, key=lambda hit: (hit.operator, hit.table, hit.path))),
+            files=len(targets),
             epochs=tuple(self.epochs),
             unknown=tuple(self.unknown),
             remains=self.remains,
@@ -247,8 +247,8 @@ class _KeyFinder:
 
 
 def _table_of(path: str) -> TableKey | None:
-    found = _DATA.search(path)
-    return None if found is None else (OperatorId(found[1]), TableName(found[2]))
+    match = _DATA.search(path)
+    return None if match is None else (OperatorId(match[1]), TableName(match[2]))
 
 
 def any_file(path: StatePath) -> TimeFile:

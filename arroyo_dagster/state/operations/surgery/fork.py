@@ -86,8 +86,8 @@ def run_fork(
             changed while it was copied; another plan was approved; or the fork was cancelled.
         InputError, NotFoundError, ProtocolError, FormatError: as `plan_fork`.
     """
-    chosen = options or EditOptions(owner="arroyo-state fork")
-    return _job(source, paths, directory, create).run(store, chosen)
+    run_options = options or EditOptions(owner="arroyo-state fork")
+    return _job(source, paths, directory, create).run(store, run_options)
 
 
 def _job(
@@ -96,7 +96,7 @@ def _job(
     def request(path: StatePath, epoch: Epoch) -> Fork:
         return Fork(source=path, epoch=epoch)
 
-    graphs = [find_graph(directory, one) for one in (source.paths, paths)]
+    graphs = [find_graph(directory, job) for job in (source.paths, paths)]
 
     def decide(jobs: TwoJobs) -> Transfer:
         same = check_same_graphs(graphs, jobs.taken, paths)
@@ -145,13 +145,13 @@ class _Match:
         return self.found
 
     def _other(self, operator: OperatorCheckpoint) -> OperatorCheckpoint:
-        found = self.jobs.taken.operator(operator.operator)
-        assert found is not None
-        return found
+        other = self.jobs.taken.operator(operator.operator)
+        assert other is not None
+        return other
 
     def _check_operators(self) -> None:
-        ours = {one.operator for one in self.jobs.target.operators}
-        theirs = {one.operator for one in self.jobs.taken.operators}
+        ours = {operator.operator for operator in self.jobs.target.operators}
+        theirs = {operator.operator for operator in self.jobs.taken.operators}
         if ours != theirs:
             raise InputError(
                 "the jobs have other operators, so they are not of the same SQL",
@@ -220,9 +220,9 @@ def _difference(theirs: TableConfig, ours: TableConfig) -> str:
     if isinstance(theirs.config, ExpiringTimeKeyConfig) and isinstance(
         ours.config, ExpiringTimeKeyConfig
     ):
-        columns = [memory_schema(one).to_string() for one in (theirs.config, ours.config)]
+        columns = [memory_schema(config).to_string() for config in (theirs.config, ours.config)]
         if columns[0] != columns[1]:
-            shown = [one.replace("\n", ", ") for one in columns]
+            shown = [text.replace("\n", ", ") for text in columns]
             return f"its columns are ({shown[0]}), and here ({shown[1]})"
         if theirs.config.retention_micros != ours.config.retention_micros:
             return (

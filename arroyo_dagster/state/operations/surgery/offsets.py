@@ -57,32 +57,32 @@ def offset_changes(
     else:
         for position in edit.positions:
             _assign(position, sources)
-    changes = [(one, changed_entries(one.table, one.moved)) for one in sources if one.positions]
+    changes = [(src, changed_entries(src.table, src.moved)) for src in sources if src.positions]
     return OffsetChanges(
         tables=tuple(changed for _, changed in changes),
         duplicate_outputs=tuple(
-            dict.fromkeys(text for one, _ in changes for text in one.duplicate_outputs)
+            dict.fromkeys(text for source, _ in changes for text in source.duplicate_outputs)
         ),
         missing_outputs=tuple(
-            dict.fromkeys(text for one, _ in changes for text in one.missing_outputs)
+            dict.fromkeys(text for source, _ in changes for text in source.missing_outputs)
         ),
-        unknown=tuple(text for one, _ in changes for text in one.unknown()),
-        kept=tuple(text for one, _ in changes for text in one.kept()),
-        lookup=tuple(text for one, _ in changes for text in one.lookup),
+        unknown=tuple(text for source, _ in changes for text in source.unknown()),
+        kept=tuple(text for source, _ in changes for text in source.kept()),
+        lookup=tuple(text for source, _ in changes for text in source.lookup),
     )
 
 
 def _sources(
     edit: SetOffsets, tables: Sequence[GlobalTable]
 ) -> Iterator[tuple[GlobalTable, PositionRule]]:
-    found = False
+    any_source = False
     for table in tables:
         rule = rule_of(table.config)
         if rule is None or edit.operator not in (None, table.operator.operator):
             continue
-        found = True
+        any_source = True
         yield table, rule
-    if not found:
+    if not any_source:
         named: dict[str, Any] = {} if edit.operator is None else {"operator": edit.operator}
         raise InputError(
             "the job has no source whose positions can be set"
@@ -168,22 +168,22 @@ def _take_lookup(
     if len(sources) > 1:
         raise InputError(
             f"a lookup is of one source, and the job has {len(sources)}",
-            operators=", ".join(str(one.table.operator.operator) for one in sources),
+            operators=", ".join(str(source.table.operator.operator) for source in sources),
             next_step="name one with --operator",
         )
     (source,) = sources
-    found = {one.partition: one for one in positions}
+    offsets = {position.partition: position for position in positions}
     for name in source.partitions():
-        if name not in found:
+        if name not in offsets:
             raise InputError(
                 f"the lookup has no offset of partition {name}",
                 **source.table.where,
-                partitions=", ".join(found),
+                partitions=", ".join(offsets),
                 next_step="look up all partitions of the topic",
             )
-        source.positions[name] = found.pop(name)
+        source.positions[name] = offsets.pop(name)
     source.by_time = True
-    for name in found:
+    for name in offsets:
         source.unclear.append(
             f"{source.table.operator.operator} partition {name} has no entry in the state: the job "
             f"reads it from its beginning, not from {iso_micros(at_micros)}"
@@ -197,18 +197,18 @@ def _assign(position: NewPosition, sources: Sequence[_Source]) -> None:
             for name in source.partitions():
                 source.positions.setdefault(name, position)
         return
-    having = [one for one in sources if position.partition in one.partitions()]
+    having = [source for source in sources if position.partition in source.partitions()]
     if not having:
-        known = sorted({name for one in sources for name in one.partitions()})
+        names = sorted({name for source in sources for name in source.partitions()})
         raise InputError(
             f"no source has a partition {position.partition!r}",
-            partitions=", ".join(known[:20]) or "none",
+            partitions=", ".join(names[:20]) or "none",
             next_step="`arroyo-state sql @offsets JOB` lists the sources and their partitions",
         )
     if len(having) > 1:
         raise InputError(
             f"{len(having)} sources have a partition {position.partition!r}",
-            operators=", ".join(str(one.table.operator.operator) for one in having),
+            operators=", ".join(str(source.table.operator.operator) for source in having),
             next_step="name one with --operator",
         )
     having[0].positions[position.partition] = position

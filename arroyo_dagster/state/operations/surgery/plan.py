@@ -209,8 +209,8 @@ class _Work:
         return self.snapshot.checkpoint
 
     def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
-        found = row_changes(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.stays, self.unknown = found.removed, found.stays, found.unknown
+        changes = row_changes(self.store, edit, self.checkpoint, self.facts)
+        self.rows, self.stays, self.unknown = changes.removed, changes.stays, changes.unknown
         if not self.rows:
             return
         if isinstance(edit, KeyDeletion):
@@ -225,11 +225,11 @@ class _Work:
             self.missing_outputs = ("windows and joins of the removed rows emit nothing of them",)
 
     def rescale(self, edit: Rescale) -> None:
-        found = rescaled(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.stays = found.changes.removed, found.changes.stays
-        self.evidence, self.loaded = (found.evidence,), found.loaded
-        self.duplicate_outputs = found.duplicate_outputs
-        self.missing_outputs = found.missing_outputs
+        outcome = rescaled(self.store, edit, self.checkpoint, self.facts)
+        self.rows, self.stays = outcome.changes.removed, outcome.changes.stays
+        self.evidence, self.loaded = (outcome.evidence,), outcome.loaded
+        self.duplicate_outputs = outcome.duplicate_outputs
+        self.missing_outputs = outcome.missing_outputs
         self.unknown = tuple(not_tried(self.checkpoint, edit.parallelism))
         self.afterwards = tuple(to_do(self.checkpoint, edit.parallelism))
 
@@ -252,10 +252,10 @@ class _Work:
             self.entries = (_set_entry(edit, self.checkpoint, tables),)
             self.unknown = ("nobody checks whether the operator accepts the new value",)
         else:
-            found = watermark_changes(edit, self.checkpoint, tables)
-            self.entries, self.operators = found.tables, found.operators
-            self.watermarks = found.steps
-            self.duplicate_outputs, self.unknown = found.duplicate_outputs, found.unknown
+            changes = watermark_changes(edit, self.checkpoint, tables)
+            self.entries, self.operators = changes.tables, changes.operators
+            self.watermarks = changes.steps
+            self.duplicate_outputs, self.unknown = changes.duplicate_outputs, changes.unknown
             self._compare_restores(edit)
 
     def _note_commits(self) -> None:
@@ -273,7 +273,7 @@ class _Work:
         never, again = [], []
         windows = emitted_windows(self.store, self.checkpoint, self.operators)
         dropped: dict[OperatorId, int] = {}
-        new = {one.operator: one for one in self.operators}
+        new = {operator.operator: operator for operator in self.operators}
         for table in expiring_tables(self.checkpoint):
             operator = table.operator.operator
             before = restored_rows(self.store, table.operator, table.name, managed=False, limit=0)
@@ -297,12 +297,12 @@ class _Work:
             job = JobPaths(self.checkpoint.job, self.checkpoint.pipeline)
             graph = find_graph(self.directory, job).graph
         check_joins(edit, self.checkpoint, windows.values(), dropped, graph)
-        for one in windows.values():
-            if one.never:
-                never.append(f"{one.operator}: {one.summary}: the new watermark has passed them")
-            if one.again:
+        for w in windows.values():
+            if w.never:
+                never.append(f"{w.operator}: {w.summary}: the new watermark has passed them")
+            if w.again:
                 again.append(
-                    f"{one.operator}: {one.again} windows that were emitted are emitted once more, "
+                    f"{w.operator}: {w.again} windows that were emitted are emitted once more, "
                     "without new rows"
                 )
         self.stays, self.missing_outputs = stays, tuple(never)
@@ -324,7 +324,7 @@ class _Work:
             plan=plan,
             snapshot=snapshot,
             facts=self.facts,
-            entries=tuple(one for one in self.entries if one.files),
+            entries=tuple(changed for changed in self.entries if changed.files),
             rows=self.rows,
             operators=self.operators or checkpoint.operators,
             loaded=self.loaded,
@@ -332,19 +332,17 @@ class _Work:
 
     def _lost_at_start(self) -> Iterator[str]:
         repaired = [
-            (one.step.operator, one.step.table)
-            for one in self.rows
-            if one.rewrite.rule is RewriteRule.UNKEYED
+            (table.step.operator, table.step.table)
+            for table in self.rows
+            if table.rewrite.rule is RewriteRule.UNKEYED
         ]
-        kept = {at: one for at, one in self.facts.unkeyed.items() if at not in repaired}
+        kept = {key: facts for key, facts in self.facts.unkeyed.items() if key not in repaired}
         yield from restart_losses(kept)
 
     def _steps(self) -> Iterator[TableStep]:
         """Yield what becomes of each table, in the order of the epoch."""
-        rows = {(one.step.operator, one.step.table): one.step for one in self.rows}
-        entries = {
-            (one.table.operator.operator, one.table.name): one for one in self.entries if one.files
-        }
+        rows = {(table.step.operator, table.step.table): table.step for table in self.rows}
+        entries = {(e.table.operator.operator, e.table.name): e for e in self.entries if e.files}
         for operator in self.checkpoint.operators:
             for name, files in operator.tables.items():
                 key = operator.operator, name
@@ -385,7 +383,7 @@ def _set_entry(
 ) -> ChangedEntries:
     where: dict[str, Any] = {"operator": str(edit.operator), "table": str(edit.table)}
     table = next(
-        (one for one in tables if (one.operator.operator, one.name) == (edit.operator, edit.table)),
+        (t for t in tables if (t.operator.operator, t.name) == (edit.operator, edit.table)),
         None,
     )
     if table is None:
@@ -402,19 +400,19 @@ def _set_entry(
             **where,
             next_step="use `arroyo-state edit watermark`",
         )
-    wanted = json.dumps(json_of(edit.key, "key", where))
-    known = list(dict.fromkeys(plain_key(table, key) for _, key, _ in table.entries()))
-    if wanted not in known:
+    key_text = json.dumps(json_of(edit.key, "key", where))
+    keys = list(dict.fromkeys(plain_key(table, key) for _, key, _ in table.entries()))
+    if key_text not in keys:
         raise InputError(
             f"the table has no entry with the key {edit.key:.80}",
             **where,
-            keys=", ".join(known[:20]) or "none",
+            keys=", ".join(keys[:20]) or "none",
         )
     assert table.form.value_type is not None
     value = typed_value(json_of(edit.value, "value", where), table.form.value_type)
 
     def change(key: Any, now: Any) -> Any:
-        return value if plain_key(table, key) == wanted else now
+        return value if plain_key(table, key) == key_text else now
 
     return changed_entries(table, change)
 
@@ -442,17 +440,17 @@ def bare_plan(snapshot: JobSnapshot, edit: AnyEdit) -> EditPlan:
 
 
 def preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrecondition]:
-    found, checkpoint = snapshot.answer.facts, snapshot.checkpoint
+    job, checkpoint = snapshot.answer.facts, snapshot.checkpoint
     at_rest = snapshot.why_not is None
-    status = f"{found.condition.value}" + (f" ({found.state})" if found.state else "")
-    run = "" if found.run_id is None else f", run {found.run_id}"
-    source = f", by {found.source}" if found.condition is not JobCondition.UNKNOWN else ""
+    status = f"{job.condition.value}" + (f" ({job.state})" if job.state else "")
+    run = "" if job.run_id is None else f", run {job.run_id}"
+    source = f", by {job.source}" if job.condition is not JobCondition.UNKNOWN else ""
     yield EditPrecondition(
         name="the job is stopped",
         met=at_rest,
         evidence=f"{status}{run}{source}" if at_rest else str(snapshot.why_not),
     )
-    named = found.newest_ready_epoch
+    named = job.newest_ready_epoch
     yield EditPrecondition(
         name="the epoch is the one that the next start restores",
         met=checkpoint.state is CheckpointState.READY,
@@ -493,7 +491,7 @@ def check_can_run(
 
 def without_tables(operator: OperatorCheckpoint, gone: Sequence[TableKey]) -> OperatorCheckpoint:
     """Return an operator without tables that no longer have a file, as Arroyo writes it."""
-    names = {name for at, name in gone if at == operator.operator}
+    names = {name for owner, name in gone if owner == operator.operator}
     return replace(
         operator,
         tables={name: files for name, files in operator.tables.items() if name not in names},

@@ -89,8 +89,8 @@ def why_one_parallelism(
     if not isinstance(operator.tables[name], GlobalKeyedFiles):
         return None
     config = operator.configs.get(name)
-    known = None if config is None else default_catalogue().describe(operator.operator, config)
-    if config is not None and known and config.config.description not in _ONE_PARALLELISM:
+    described = None if config is None else default_catalogue().describe(operator.operator, config)
+    if config is not None and described and config.config.description not in _ONE_PARALLELISM:
         return None
     return (
         f"entries of this table cannot be restored at parallelism {parallelism}, only at "
@@ -161,9 +161,9 @@ def check_rescaled(
     Raises:
         ProtocolError: they would load others; nothing was published.
     """
-    found = loaded_rows(store, checkpoint, parallelism)
-    _check_same(checkpoint, loaded, found)
-    return f"{parallelism} subtasks load from the new files: {_summary(found)}"
+    reloaded = loaded_rows(store, checkpoint, parallelism)
+    _check_same(checkpoint, loaded, reloaded)
+    return f"{parallelism} subtasks load from the new files: {_summary(reloaded)}"
 
 
 def loaded_rows(store: ObjectStore, checkpoint: Checkpoint, parallelism: int | None) -> LoadedRows:
@@ -175,7 +175,7 @@ def loaded_rows(store: ObjectStore, checkpoint: Checkpoint, parallelism: int | N
     Args:
         parallelism: None = each operator's own.
     """
-    found = {}
+    digests = {}
     for table in expiring_tables(checkpoint):
         subtasks = parallelism or table.operator.parallelism
         most = MAX_RESTORES if _bounds_hold(store, table.files, subtasks) else subtasks
@@ -183,8 +183,8 @@ def loaded_rows(store: ObjectStore, checkpoint: Checkpoint, parallelism: int | N
         for keys in _ranges(subtasks, most):
             rows = restored_rows(store, table.operator, table.name, managed=False, keys=keys).rows
             digest += digest_rows(_within_retention(rows, table.operator, table.config))
-        found[table.key] = digest
-    return found
+        digests[table.key] = digest
+    return digests
 
 
 def _bounds_hold(store: ObjectStore, files: ExpiringTimeKeyFiles, subtasks: int) -> bool:
@@ -193,16 +193,16 @@ def _bounds_hold(store: ObjectStore, files: ExpiringTimeKeyFiles, subtasks: int)
     """
     if subtasks <= MAX_RESTORES:
         return True
-    for file, found in zip(
+    for file, stored in zip(
         files.files,
-        concurrently(lambda one: read_stored_file(store, one.path), files.files),
+        concurrently(lambda file: read_stored_file(store, file.path), files.files),
         strict=True,
     ):
-        if found is None or found.min_routing_key is None or found.max_routing_key is None:
+        if stored is None or stored.min_routing_key is None or stored.max_routing_key is None:
             return False
         if not (
-            file.min_routing_key <= found.min_routing_key
-            and found.max_routing_key <= file.max_routing_key
+            file.min_routing_key <= stored.min_routing_key
+            and stored.max_routing_key <= file.max_routing_key
         ):
             return False
     return True
@@ -230,12 +230,12 @@ def _within_retention(
 
 
 def _check_same(checkpoint: Checkpoint, before: LoadedRows, after: LoadedRows) -> None:
-    for (operator, table), was in before.items():
+    for (operator, table), old in before.items():
         now = after.get((operator, table), RowsDigest())
-        if now != was:
+        if now != old:
             raise ProtocolError(
                 f"at the new parallelism {now.rows} rows would be loaded, of which not all are the "
-                f"{was.rows} rows that are loaded now; nothing was published",
+                f"{old.rows} rows that are loaded now; nothing was published",
                 job=JobPaths(checkpoint.job, checkpoint.pipeline).root,
                 operator=operator,
                 table=table,
@@ -258,16 +258,16 @@ def _splits(
     stays: dict[TableKey, str] = {}
     shared = set()
     for table in expiring_tables(checkpoint):
-        found = whole_table(table.operator, table.name, facts, parallelism)
-        if isinstance(found, str):
-            stays[table.key] = f"each subtask filters its files: {found}"
+        table_rewrite = whole_table(table.operator, table.name, facts, parallelism)
+        if isinstance(table_rewrite, str):
+            stays[table.key] = f"each subtask filters its files: {table_rewrite}"
             continue
-        rewrites[table.key] = found
-        if any(len(one.owners(parallelism)) > 1 for one in table.files.files):
+        rewrites[table.key] = table_rewrite
+        if any(len(file.owners(parallelism)) > 1 for file in table.files.files):
             shared.add(table.key)
     # Both tables of an aggregate are rewritten together, or neither is.
-    aggregates = {at[0] for at in shared if rewrites[at].rule.aggregate}
-    stuck = {at[0] for at in stays}
+    aggregates = {key[0] for key in shared if rewrites[key].rule.aggregate}
+    stuck = {key[0] for key in stays}
     changed = []
     for key, rewrite in rewrites.items():
         if rewrite.rule.aggregate and key[0] in aggregates & stuck:
@@ -305,8 +305,8 @@ def _impulses(
             continue
         operator = table.operator.operator
         subtasks = {key for _, key, _ in table.entries()}
-        new = [at for at in range(parallelism) if at not in subtasks]
-        gone = sorted(at for at in subtasks if at >= parallelism)
+        new = [subtask for subtask in range(parallelism) if subtask not in subtasks]
+        gone = sorted(subtask for subtask in subtasks if subtask >= parallelism)
         if new:
             twice.append(f"{operator}: subtasks {_texts(new)} are new and count from 0")
         if gone:
@@ -320,7 +320,7 @@ def _texts(numbers: list[int]) -> str:
 
 def to_do(checkpoint: Checkpoint, parallelism: int) -> Iterator[str]:
     """Yield what is left to do before a start at another parallelism."""
-    if any(one.parallelism != parallelism for one in checkpoint.operators):
+    if any(operator.parallelism != parallelism for operator in checkpoint.operators):
         yield (
             f"before the job is started, set the parallelism of its pipeline to {parallelism} in "
             f'Arroyo: PATCH /api/v1/pipelines/ID {{"parallelism": {parallelism}}}'
@@ -329,5 +329,5 @@ def to_do(checkpoint: Checkpoint, parallelism: int) -> Iterator[str]:
 
 def not_tried(checkpoint: Checkpoint, parallelism: int) -> Iterator[str]:
     """Yield what is not known of a restart at another parallelism."""
-    if any(one.parallelism > parallelism for one in checkpoint.operators):
+    if any(operator.parallelism > parallelism for operator in checkpoint.operators):
         yield "a restart at a lower parallelism was not tried on a real Arroyo; at a higher one was"

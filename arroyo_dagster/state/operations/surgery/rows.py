@@ -87,7 +87,7 @@ def row_changes(
     """
     stays: dict[TableKey, str] = {}
     conditions: dict[TableKey, RowCondition] = {}
-    tables = {one.key: one for one in expiring_tables(checkpoint)}
+    tables = {table.key: table for table in expiring_tables(checkpoint)}
     for key, table in tables.items():
         found = _condition(edit, table)
         if isinstance(found, str):
@@ -96,7 +96,7 @@ def row_changes(
             conditions[key] = found
     if isinstance(edit, KeyDeletion) and not conditions:
         raise _no_such_key(edit, tables.values())
-    counts = {key: _count(store, tables[key], one) for key, one in conditions.items()}
+    counts = {key: _count(store, tables[key], condition) for key, condition in conditions.items()}
     changed = _with_siblings({key for key, (_, removed) in counts.items() if removed}, tables)
     steps = []
     for key, condition in conditions.items():
@@ -150,9 +150,9 @@ def key_condition(
     if not indices:
         return _NO_KEY
     schema = memory_schema(config)
-    kinds = [schema.field(at).type for at in indices]
+    kinds = [schema.field(index).type for index in indices]
     form = ", ".join(
-        f"{schema.field(at).name} {kind}" for at, kind in zip(indices, kinds, strict=True)
+        f"{schema.field(index).name} {kind}" for index, kind in zip(indices, kinds, strict=True)
     )
     if len(indices) != len(texts):
         return f"its key has {len(indices)} columns ({form})"
@@ -170,12 +170,12 @@ def key_condition(
 
 def _no_such_key(edit: KeyDeletion, tables: Iterable[_RowTable]) -> InputError:
     forms = {
-        f"{one.operator.operator}.{one.name}: "
+        f"{t.operator.operator}.{t.name}: "
         + ", ".join(
-            f"{memory_schema(one.config).field(at).name} {memory_schema(one.config).field(at).type}"
-            for at in one.config.schema.hashed_indices
+            f"{memory_schema(t.config).field(at).name} {memory_schema(t.config).field(at).type}"
+            for at in t.config.schema.hashed_indices
         )
-        for one in tables
+        for t in tables
     }
     return InputError(
         f"no table of the job has a key of {len(edit.values)} such values",
@@ -236,9 +236,9 @@ def count_rows(
         moved = OlderRows(0, condition.before_nanos)
     rows = removed = 0
     reader = TimeFileReader(config, store)
-    for found in reader.stream([file], ReadRequest(keys=_EVERY_KEY, columns=columns)):
-        rows += found.rows.num_rows
-        removed += pc.sum(moved.mask(found.rows)).as_py() or 0
+    for batch in reader.stream([file], ReadRequest(keys=_EVERY_KEY, columns=columns)):
+        rows += batch.rows.num_rows
+        removed += pc.sum(moved.mask(batch.rows)).as_py() or 0
     return rows, removed
 
 

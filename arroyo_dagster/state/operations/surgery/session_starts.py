@@ -36,14 +36,14 @@ def session_starts(
     Raises:
         InputError: the job has stored no start yet.
     """
-    found = []
-    for one in given:
-        operator = checkpoint.operator(one.operator)
+    changed = []
+    for table in given:
+        operator = checkpoint.operator(table.operator)
         assert operator is not None
-        if operator.configs[one.table].config.description == SESSION:
-            starts = _starts_of(one.operator, tables)
-            found.append(changed_entries(starts, partial(_start, one)))
-    return tuple(found)
+        if operator.configs[table.table].config.description == SESSION:
+            starts = _starts_of(table.operator, tables)
+            changed.append(changed_entries(starts, partial(_start, table)))
+    return tuple(changed)
 
 
 def _start(given: BootstrapTable, key: int, value: int | None) -> int | None:

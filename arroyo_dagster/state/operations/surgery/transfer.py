@@ -161,7 +161,7 @@ class TransferJob:
             InputError, NotFoundError, ProtocolError, FormatError, ConflictError: as `plan_fork`.
         """
         source, paths = self.source, self.paths
-        taken, found = _read_source(source)
+        taken, stored = _read_source(source)
         request = self.request(source.paths.root, taken.epoch)
         if (source.store.url, source.paths) == (store.url, paths):
             raise InputError(
@@ -176,22 +176,22 @@ class TransferJob:
         _check_sinks(jobs)
         transfer = self.decide(jobs)
         _add_hash_evidence(jobs, transfer)
-        transfer.unknown += _written_later(source, taken, found)
-        carried = {one.source for one in transfer.carried}
+        transfer.unknown += _written_later(source, taken, stored)
+        carried = {table.source for table in transfer.carried}
         unkeyed = unkeyed_facts(source.store, taken)
         transfer.missing_outputs += restart_losses(
-            {at: one for at, one in unkeyed.items() if at in carried}
+            {key: facts for key, facts in unkeyed.items() if key in carried}
         )
-        emptied = [one for one in transfer.steps if one.action is TableAction.EMPTIED]
+        emptied = [step for step in transfer.steps if step.action is TableAction.EMPTIED]
         plan = _plan(jobs, request, snapshot, facts, transfer)
         return PreparedTransfer(
             plan=created_plan(plan, snapshot, taken, transfer.evidence) if self.create else plan,
             snapshot=snapshot,
             facts=facts,
             source=taken,
-            found=found,
+            found=stored,
             transfer=transfer,
-            emptied=tuple((one.operator, one.table) for one in emptied),
+            emptied=tuple((step.operator, step.table) for step in emptied),
         )
 
     def run(self, store: ObjectStore, options: EditOptions) -> EditOutcome:
@@ -205,7 +205,7 @@ class TransferJob:
             check_not_cancelled(self.paths, options.cancelled)
             _check_source_unchanged(pinned.source, again)
             operators = again.snapshot.checkpoint.operators
-            return NewState(tuple(_with_state(held, again, one, written) for one in operators))
+            return NewState(tuple(_with_state(held, again, op, written) for op in operators))
 
         change = ChangeSteps(pinned.prepare, write, publish_created if self.create else None)
         return execute_change(store, self.paths, self.directory, prepared, change, options)
@@ -273,9 +273,9 @@ def _written_later(source: StateSource, taken: Checkpoint, found: StoredFiles) -
     """
     if taken.worker_generation is not None:
         return  # in the protocol layout each run has names of its own
-    names = (source.paths.operator_metadata(one.operator, taken.epoch) for one in taken.operators)
+    names = (source.paths.operator_metadata(op.operator, taken.epoch) for op in taken.operators)
     described = concurrently(source.store.head, [taken.ref, *names])
-    times = [one.modified_micros or 0 for one in described if one is not None]
+    times = [info.modified_micros or 0 for info in described if info is not None]
     later = [
         path
         for path, info in found.items()
@@ -292,23 +292,23 @@ def _written_later(source: StateSource, taken: Checkpoint, found: StoredFiles) -
 def _read_source(source: StateSource) -> tuple[Checkpoint, StoredFiles]:
     backend = ParquetBackend(source.store, source.paths)
     epoch = chosen_epoch(source.store, source.paths, backend.epochs(), source.epoch)
-    found = backend.load(epoch)
-    if found.progress is not None:
+    loaded = backend.load(epoch)
+    if loaded.progress is not None:
         raise InputError(
             "the source is a managed job",
             job=source.paths.root,
             next_step="name an Arroyo job; `arroyo-state copy` copies a managed one",
         )
-    if found.state is not CheckpointState.READY:
+    if loaded.state is not CheckpointState.READY:
         raise InputError(
-            f"epoch {epoch} of the source is {found.state.value}: its sinks have not committed it",
+            f"epoch {epoch} of the source is {loaded.state.value}: its sinks have not committed it",
             job=source.paths.root,
             epoch=epoch,
             next_step="wait until it is ready, or name an older epoch, SOURCE@EPOCH",
         )
-    files = _stored(source.store, found)
+    files = _stored(source.store, loaded)
     check_restorable(source.store, source.paths, epoch, 1)
-    return found, files
+    return loaded, files
 
 
 def _check_source_unchanged(source: StateSource, prepared: PreparedTransfer) -> None:
@@ -413,7 +413,7 @@ def _with_state(
     """Return the operator with the source's tables and watermarks; its epoch, parallelism and sink
     tables stay its own.
     """
-    empty = [name for at, name in prepared.emptied if at == operator.operator]
+    empty = [name for owner, name in prepared.emptied if owner == operator.operator]
     tables, configs = dict(operator.tables), dict(operator.configs)
     for table in prepared.transfer.carried:
         if table.target[0] != operator.operator:
@@ -425,11 +425,11 @@ def _with_state(
             empty.append(name)
     own = operator.min_watermark_micros, operator.max_watermark_micros
     least, most = prepared.transfer.watermarks.get(operator.operator, own)
-    found = replace(
+    carried = replace(
         operator,
         tables=tables,
         configs=configs,
         min_watermark_micros=least,
         max_watermark_micros=most,
     )
-    return without_rows(held, prepared.snapshot.checkpoint, found, empty)
+    return without_rows(held, prepared.snapshot.checkpoint, carried, empty)

@@ -58,8 +58,8 @@ def watermark_changes(
         FormatError: the entries of a generator do not decode.
     """
     _check_retention(edit, checkpoint)
-    generators = [one for one in tables if one.config.config.description == GENERATOR]
-    if not any(file.pairs for one in generators for file in one.files):
+    generators = [table for table in tables if table.config.config.description == GENERATOR]
+    if not any(file.pairs for table in generators for file in table.files):
         raise InputError(
             "no watermark generator of the job has a watermark yet",
             job=checkpoint.job,
@@ -73,10 +73,10 @@ def watermark_changes(
         emitted = value.last_watermark_emitted_at + at_nanos - value.max_watermark
         return replace(value, max_watermark=at_nanos, last_watermark_emitted_at=max(0, emitted))
 
-    operators = tuple(with_watermark(one, edit.at_micros) for one in checkpoint.operators)
+    operators = tuple(with_watermark(operator, edit.at_micros) for operator in checkpoint.operators)
     steps = tuple(watermark_steps(checkpoint, edit.at_micros))
     return WatermarkChanges(
-        tables=tuple(changed_entries(one, moved) for one in generators),
+        tables=tuple(changed_entries(table, moved) for table in generators),
         steps=steps,
         operators=operators,
         duplicate_outputs=tuple(_duplicate_outputs(steps)),
@@ -90,10 +90,10 @@ def watermark_changes(
 def _check_retention(edit: SetWatermark, checkpoint: Checkpoint) -> None:
     for operator in checkpoint.operators:
         for name, config in operator.configs.items():
-            found = config.config
+            inner = config.config
             if (
-                isinstance(found, ExpiringTimeKeyConfig)
-                and found.retention_micros > edit.at_micros
+                isinstance(inner, ExpiringTimeKeyConfig)
+                and inner.retention_micros > edit.at_micros
                 and operator.min_watermark_micros is not None
             ):
                 raise InputError(
@@ -101,7 +101,7 @@ def _check_retention(edit: SetWatermark, checkpoint: Checkpoint) -> None:
                     "would wrap, and every file would be dropped",
                     operator=operator.operator,
                     table=name,
-                    retention_seconds=found.retention_micros // 1_000_000,
+                    retention_seconds=inner.retention_micros // 1_000_000,
                     next_step="give a later watermark: event time, in ISO 8601",
                 )
 
@@ -123,8 +123,8 @@ def watermark_steps(checkpoint: Checkpoint, micros: int) -> Iterator[WatermarkSt
 
 
 def _duplicate_outputs(steps: Sequence[WatermarkStep]) -> Iterator[str]:
-    before = [one.before_micros for one in steps if one.before_micros is not None]
-    after = max((one.after_micros or 0 for one in steps), default=0)
+    before = [step.before_micros for step in steps if step.before_micros is not None]
+    after = max((step.after_micros or 0 for step in steps), default=0)
     if before and after < max(before):
         yield (
             f"windows that end after {iso_micros(after)} and until {iso_micros(max(before))} were "
@@ -198,34 +198,34 @@ def emitted_windows(
     catalog = StateCatalog(store, NOTHING_PRIVATE, default_catalogue())
     job = StateJob(catalog, JobPaths(checkpoint.job, checkpoint.pipeline))
     epochs = [
-        StateEpoch(job, one) for one in (checkpoint, replace(checkpoint, operators=operators))
+        StateEpoch(job, epoch) for epoch in (checkpoint, replace(checkpoint, operators=operators))
     ]
     bins = [_bins(epoch) for epoch in epochs]
-    found: list[dict[OperatorId, frozenset[OpenWindow]]] = [
-        {at: frozenset(ends) for at, ends in one["tumbling"].items()} for one in bins
+    sides: list[dict[OperatorId, frozenset[OpenWindow]]] = [
+        {name: frozenset(ends) for name, ends in kinds["tumbling"].items()} for kinds in bins
     ]
     slides: dict[OperatorId, int] = {}
     for operator in dict.fromkeys((*bins[0]["sliding"], *bins[1]["sliding"])):
-        both = [one["sliding"].get(operator, []) for one in bins]
+        both = [kinds["sliding"].get(operator, []) for kinds in bins]
         # Bins begin at multiples of the slide, and so does each window.
-        numbers = [at for one in (*both[0], *both[1]) for at in _ends_of(one)]
+        numbers = [end for window in (*both[0], *both[1]) for end in _ends_of(window)]
         slides[operator] = math.gcd(*numbers)
-        for at, epoch in enumerate(epochs):
-            found[at][operator] = frozenset(_sliding(epoch, operator, both[at], slides[operator]))
-    for at, epoch in enumerate(epochs):
+        for idx, epoch in enumerate(epochs):
+            sides[idx][operator] = frozenset(_sliding(epoch, operator, both[idx], slides[operator]))
+    for idx, epoch in enumerate(epochs):
         of_keys: dict[OperatorId, list[OpenWindow]] = defaultdict(list)
-        for one in sessions(epoch):
-            session = OpenWindow(one.starts_at_micros, one.closes_at_micros, one.key)
-            of_keys[OperatorId(one.operator)].append(session)
-        found[at] |= {operator: frozenset(ones) for operator, ones in of_keys.items()}
+        for row in sessions(epoch):
+            session = OpenWindow(row.starts_at_micros, row.closes_at_micros, row.key)
+            of_keys[OperatorId(row.operator)].append(session)
+        sides[idx] |= {operator: frozenset(opened) for operator, opened in of_keys.items()}
     return {
         operator: EmittedWindows(
             operator,
-            found[0].get(operator, frozenset()),
-            found[1].get(operator, frozenset()),
+            sides[0].get(operator, frozenset()),
+            sides[1].get(operator, frozenset()),
             slides.get(operator),
         )
-        for operator in dict.fromkeys((*found[0], *found[1]))
+        for operator in dict.fromkeys((*sides[0], *sides[1]))
     }
 
 
@@ -233,11 +233,11 @@ def _bins(epoch: StateEpoch) -> dict[str, dict[OperatorId, list[OpenWindow]]]:
     """Return the stored windows by kind and operator; of sliding windows their bins, each of which
     ends with the last window that has it.
     """
-    found: dict[str, dict[OperatorId, list[OpenWindow]]] = {"tumbling": {}, "sliding": {}}
-    for one in windows(epoch):
-        ones = found[one.kind].setdefault(OperatorId(one.operator), [])
-        ones.append(OpenWindow(one.starts_at_micros, one.ends_at_micros))
-    return found
+    by_kind: dict[str, dict[OperatorId, list[OpenWindow]]] = {"tumbling": {}, "sliding": {}}
+    for window in windows(epoch):
+        open_windows = by_kind[window.kind].setdefault(OperatorId(window.operator), [])
+        open_windows.append(OpenWindow(window.starts_at_micros, window.ends_at_micros))
+    return by_kind
 
 
 def _ends_of(window: OpenWindow) -> tuple[int, int]:
@@ -248,11 +248,11 @@ def _sliding(
     epoch: StateEpoch, operator: OperatorId, bins: Sequence[OpenWindow], slide: int
 ) -> Iterator[OpenWindow]:
     """Yield the sliding windows that end after the watermark and have a bin."""
-    at = epoch.checkpoint.operator(operator)
-    watermark = 0 if at is None else at.min_watermark_micros or 0
-    for one in bins:
-        width = one.ends_at_micros - one.starts_at_micros
-        for end in range(one.starts_at_micros + slide, one.ends_at_micros + 1, slide):
+    state = epoch.checkpoint.operator(operator)
+    watermark = 0 if state is None else state.min_watermark_micros or 0
+    for window in bins:
+        width = window.ends_at_micros - window.starts_at_micros
+        for end in range(window.starts_at_micros + slide, window.ends_at_micros + 1, slide):
             if end > watermark:
                 yield OpenWindow(end - width, end)
 
@@ -277,8 +277,8 @@ def check_joins(
     """
     ends = sorted(
         window.ends_at_micros
-        for one in changes
-        for window in one.before
+        for change in changes
+        for window in change.before
         if window.ends_at_micros <= edit.at_micros
     )
     for operator in checkpoint.operators:
@@ -318,4 +318,4 @@ def _joins_windows(operator: OperatorCheckpoint, graph: PipelineGraph | None) ->
 
 def has_unknown_join(checkpoint: Checkpoint) -> bool:
     """Whether only the graph shows of some join whether it joins windows."""
-    return any(_joins_windows(one, None) is None for one in checkpoint.operators)
+    return any(_joins_windows(operator, None) is None for operator in checkpoint.operators)

@@ -132,10 +132,10 @@ def present_parallelism(store: ObjectStore, plan: EditPlan) -> int:
         InputError: they differ. Arroyo's API sets one for all.
     """
     operators = ParquetBackend(store, plan.paths).load(plan.epoch).operators
-    found: dict[int, str] = {one.parallelism: one.operator for one in operators}
-    if len(found) == 1:
-        return next(iter(found))
-    listed = ", ".join(f"{operator}: {at}" for at, operator in sorted(found.items()))
+    by_parallelism: dict[int, str] = {op.parallelism: op.operator for op in operators}
+    if len(by_parallelism) == 1:
+        return next(iter(by_parallelism))
+    listed = ", ".join(f"{op}: {number}" for number, op in sorted(by_parallelism.items()))
     raise InputError(
         f"the operators of the job run at different parallelisms ({listed}), and Arroyo's API sets "
         "one for all: a window could not start the job as it was, if it does not run at the new "

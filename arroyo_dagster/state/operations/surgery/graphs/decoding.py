@@ -57,25 +57,25 @@ def decode_graph(stored: StoredGraph, origin: str) -> PipelineGraph:
 
 
 def _check(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], origin: str) -> None:
-    numbers = Counter(one.number for one in nodes)
-    named = Counter(operator for one in nodes for operator in one.operators)
-    unknown = [at for one in edges for at in (one.source, one.target) if at not in numbers]
-    twice = [at for counts in (numbers, named) for at, times in counts.items() if times > 1]
+    numbers = Counter(node.number for node in nodes)
+    named = Counter(operator for node in nodes for operator in node.operators)
+    unknown = [end for edge in edges for end in (edge.source, edge.target) if end not in numbers]
+    twice = [key for counts in (numbers, named) for key, times in counts.items() if times > 1]
     problem = None
     if not nodes:
         problem = "it has no nodes"
-    elif (count := sum(len(one.parts) for one in nodes)) > MAX_OPERATORS:
+    elif (count := sum(len(node.parts) for node in nodes)) > MAX_OPERATORS:
         problem = f"it has {count} operators, more than {MAX_OPERATORS}"
-    elif not all(one.parts for one in nodes):
+    elif not all(node.parts for node in nodes):
         problem = "a node has no operators"
     elif twice:
         problem = f"it has {twice[0]} twice"
     elif unknown:
         problem = f"an edge names the node {unknown[0]}, which it does not have"
     else:
-        before: dict[int, set[int]] = {one.number: set() for one in nodes}
-        for one in edges:
-            before[one.target].add(one.source)
+        before: dict[int, set[int]] = {node.number: set() for node in nodes}
+        for edge in edges:
+            before[edge.target].add(edge.source)
         try:
             TopologicalSorter(before).prepare()
         except CycleError:
@@ -118,8 +118,8 @@ def _rest_edge(edge: Fields) -> GraphEdge:
 def _from_program(data: bytes, origin: str) -> tuple[tuple[GraphNode, ...], tuple[GraphEdge, ...]]:
     try:
         program = _Message(data)
-        nodes = tuple(_program_node(_Message(one)) for one in program.all_bytes(1))
-        edges = tuple(_program_edge(_Message(one)) for one in program.all_bytes(2))
+        nodes = tuple(_program_node(_Message(message)) for message in program.all_bytes(1))
+        edges = tuple(_program_edge(_Message(message)) for message in program.all_bytes(2))
     except (FormatError, UnicodeDecodeError) as error:
         raise FormatError(
             "this is no program of a pipeline",
@@ -132,7 +132,7 @@ def _from_program(data: bytes, origin: str) -> tuple[tuple[GraphNode, ...], tupl
 
 def _program_node(node: _Message) -> GraphNode:
     first = node.number(2)
-    operators = [_Message(one) for one in node.all_bytes(5)]
+    operators = [_Message(data) for data in node.all_bytes(5)]
     parts = tuple(node.text(4).split(_CHAINED))
     if len(parts) != len(operators):
         parts = ("",) * len(operators)
@@ -140,9 +140,9 @@ def _program_node(node: _Message) -> GraphNode:
         number=node.number(1),
         first=first,
         parts=parts,
-        operators=tuple(OperatorId(one.text(1)) for one in operators),
-        configs=tuple(_config(one, first + at) for at, one in enumerate(operators)),
-        kinds=tuple(one.text(2) for one in operators),
+        operators=tuple(OperatorId(operator.text(1)) for operator in operators),
+        configs=tuple(_config(operator, first + index) for index, operator in enumerate(operators)),
+        kinds=tuple(operator.text(2) for operator in operators),
         slides=tuple(map(_slide, operators)),
     )
 

@@ -42,14 +42,14 @@ def find_graph(directory: JobDirectory, paths: JobPaths) -> FoundGraph:
     """Return the graph of a job's pipeline: the program of Arroyo's database, which names the
     operators, else that of its API. No problem of a source is an error here.
     """
-    sources = [one for one in directory.sources if isinstance(one, GraphSource)]
+    sources = [source for source in directory.sources if isinstance(source, GraphSource)]
     if not sources:
         return FoundGraph(paths)
     pipeline = directory.look_up([paths])[0].facts.pipeline
     if pipeline is None:
         return FoundGraph(paths, why_not="no source names its pipeline")
     problems: list[str] = []
-    found: list[tuple[StoredGraph, str]] = []
+    graphs: list[tuple[StoredGraph, str]] = []
     for source in sources:
         try:
             stored = source.pipeline_graph(pipeline)
@@ -57,8 +57,8 @@ def find_graph(directory: JobDirectory, paths: JobPaths) -> FoundGraph:
             problems.append(str(error))
             continue
         if stored is not None:
-            found.append((stored, f"pipeline {pipeline} at {source.source}"))
-    for stored, origin in sorted(found, key=lambda one: not isinstance(one[0], bytes)):
+            graphs.append((stored, f"pipeline {pipeline} at {source.source}"))
+    for stored, origin in sorted(graphs, key=lambda graph: not isinstance(graph[0], bytes)):
         try:
             return FoundGraph(paths, decode_graph(stored, origin))
         except ArroyoStateError as error:
@@ -77,14 +77,14 @@ def find_places(
     """
     places: list[Mapping[OperatorId, GraphPlace]] = []
     missing: list[str] = []
-    for one, checkpoint in zip(found, epochs, strict=True):
-        if one.graph is None:
-            missing.append(f"{one.paths.root}: {one.why_not}")
+    for job, checkpoint in zip(found, epochs, strict=True):
+        if job.graph is None:
+            missing.append(f"{job.paths.root}: {job.why_not}")
             continue
-        placed = place_operators(one.graph, [at.operator for at in checkpoint.operators])
+        placed = place_operators(job.graph, [state.operator for state in checkpoint.operators])
         if isinstance(placed, str):
             missing.append(
-                f"{one.paths.root}: the graph of {one.graph.origin} is not that of epoch "
+                f"{job.paths.root}: the graph of {job.graph.origin} is not that of epoch "
                 f"{checkpoint.epoch}: {placed}"
             )
         else:
@@ -107,10 +107,10 @@ def check_same_graphs(
     Raises:
         InputError: they differ; names the difference.
     """
-    theirs, ours = (one.graph for one in found)
+    theirs, ours = (side.graph for side in found)
     if ours is None:
         return found[1].why_not
-    difference = _difference(theirs, ours, [one.operator for one in taken.operators])
+    difference = _difference(theirs, ours, [operator.operator for operator in taken.operators])
     if difference is not None:
         raise InputError(
             f"the jobs are not of the same SQL: {difference}",
@@ -139,12 +139,12 @@ def _difference(
     if theirs is None or isinstance(place_operators(theirs, operators), str):
         return None  # the source's pipeline was changed since
     for operator in operators:
-        programs = [one.programmed(operator) for one in (theirs, ours)]
-        configs = [None if one is None else one.config for one in programs]
+        programs = [graph.programmed(operator) for graph in (theirs, ours)]
+        configs = [None if program is None else program.config for program in programs]
         if not _is_end(operator) and None not in configs and configs[0] != configs[1]:
             return f"{operator} computes something else"
     edges = [
-        {(_first(graph, one.source), _first(graph, one.target), one.kind) for one in graph.edges}
+        {(_first(graph, e.source), _first(graph, e.target), e.kind) for e in graph.edges}
         for graph in (theirs, ours)
     ]
     if edges[0] != edges[1]:
@@ -162,16 +162,16 @@ def _is_end(operator: OperatorId) -> bool:
 
 
 def _first(graph: PipelineGraph, number: int) -> int:
-    return next(one.first for one in graph.nodes if one.number == number)
+    return next(node.first for node in graph.nodes if node.number == number)
 
 
 def _descriptions_between_ends(graph: PipelineGraph) -> dict[int, str]:
     """Return the descriptions of operators by their number, but for those of sources and sinks."""
-    fed = {one.target for one in graph.edges}
-    feeding = {one.source for one in graph.edges}
-    found: dict[int, str] = {}
+    fed = {edge.target for edge in graph.edges}
+    feeding = {edge.source for edge in graph.edges}
+    descriptions: dict[int, str] = {}
     for node in graph.nodes:
         start = 0 if node.number in fed else 1
         end = len(node.parts) - (node.number not in feeding)
-        found |= {node.first + at: node.parts[at] for at in range(start, end)}
-    return found
+        descriptions |= {node.first + index: node.parts[index] for index in range(start, end)}
+    return descriptions

@@ -92,8 +92,8 @@ def read_entries(
     """
     files, config = operator.tables[name], operator.configs[name]
     assert isinstance(files, GlobalKeyedFiles)
-    found = GlobalKeyedTable(config, store).load_with_version(files.files)
-    kept = {key: one for key, one in found.items() if wanted is None or key in wanted}
+    entries = GlobalKeyedTable(config, store).load_with_version(files.files)
+    kept = {key: entry for key, entry in entries.items() if wanted is None or key in wanted}
     if any(version != config.state_version for version, _ in kept.values()):
         raise InputError(
             "the table holds entries of an older state version",
@@ -117,17 +117,17 @@ def check_sources(checkpoint: Checkpoint, what: str) -> dict[str, Any]:
         InputError: an SDF service or Spark keeps them in places of its own as well.
     """
     assert checkpoint.progress is not None
-    found = parse_json(checkpoint.progress.offsets)
-    if not isinstance(found, dict):
+    offsets = parse_json(checkpoint.progress.offsets)
+    if not isinstance(offsets, dict):
         raise FormatError("the offsets of the sources are no object", path=checkpoint.ref)
-    if any(map(is_service, found.values())):
+    if any(map(is_service, offsets.values())):
         raise InputError(
             f"the {what} of an SDF service cannot be set: its engine keeps clocks and windows that "
             "must agree with it",
             job=checkpoint.job,
             next_step="let the service read again with `arroyo-state sdf clean --offsets`",
         )
-    return found
+    return offsets
 
 
 def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) -> MovedSources:
@@ -146,10 +146,10 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
         )
     offsets = check_sources(checkpoint, "position")
     sources = {
-        one.operator: read_entries(store, one, TableName(OFFSETS))
-        for one in checkpoint.operators
-        if TableName(OFFSETS) in one.tables and str(one.operator) in offsets
-        if edit.operator in (None, one.operator)
+        operator.operator: read_entries(store, operator, TableName(OFFSETS))
+        for operator in checkpoint.operators
+        if TableName(OFFSETS) in operator.tables and str(operator.operator) in offsets
+        if edit.operator in (None, operator.operator)
     }
     if not sources:
         raise InputError(
@@ -158,18 +158,18 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
             operator=edit.operator,
             next_step="`arroyo-state sql @offsets JOB` lists the sources and their partitions",
         )
-    chosen = _chosen(edit, {str(name): one for name, one in sources.items()})
+    by_source = _chosen(edit, {str(name): table for name, table in sources.items()})
     again: list[str] = []
     never: list[str] = []
     tables = []
-    for name, positions in chosen.items():
+    for name, positions in by_source.items():
         if set(offsets[name]) == STAGED:
             raise InputError(
                 "the position of a Spark source cannot be set: rows that were read are deleted",
                 operator=name,
                 next_step="choose where the streaming query begins in the pipeline itself",
             )
-        table = next(one for at, one in sources.items() if at == name)
+        table = next(source for key, source in sources.items() if key == name)
 
         def moved(key: Any, value: Any, name: str = name, positions: Any = positions) -> Any:
             if key not in positions:
@@ -180,8 +180,8 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
 
         changed = changed_entries(table, moved)
         tables.append(changed)
-        for one in changed.changes:
-            offsets[name][parse_json(one.key)] = parse_json(parse_json(one.after))
+        for change in changed.changes:
+            offsets[name][parse_json(change.key)] = parse_json(parse_json(change.after))
     return MovedSources(
         tuple(tables), json.dumps(offsets, sort_keys=True), tuple(again), tuple(never)
     )
@@ -191,28 +191,28 @@ def _chosen(
     edit: SetOffsets, sources: Mapping[str, GlobalTable]
 ) -> dict[str, dict[str, NewPosition]]:
     """Return the new positions, by source and partition."""
-    known = {
-        name: [key for _, key, _ in one.entries() if key != CONTENT]
-        for name, one in sources.items()
+    partitions = {
+        name: [key for _, key, _ in table.entries() if key != CONTENT]
+        for name, table in sources.items()
     }
-    found: dict[str, dict[str, NewPosition]] = {}
+    moves: dict[str, dict[str, NewPosition]] = {}
     for position in edit.positions:
-        wanted = position.partition
-        have = [name for name, keys in known.items() if wanted in (ALL_PARTITIONS, *keys)]
-        if not have or (len(have) > 1 and wanted != ALL_PARTITIONS):
+        partition = position.partition
+        names = [name for name, keys in partitions.items() if partition in (ALL_PARTITIONS, *keys)]
+        if not names or (len(names) > 1 and partition != ALL_PARTITIONS):
             raise InputError(
-                f"{len(have) or 'no'} sources have a partition {wanted!r}",
-                partitions="; ".join(f"{at}: {', '.join(keys)}" for at, keys in known.items()),
+                f"{len(names) or 'no'} sources have a partition {partition!r}",
+                partitions="; ".join(f"{op}: {', '.join(keys)}" for op, keys in partitions.items()),
                 next_step="name the source with --operator"
-                if have
+                if names
                 else "`arroyo-state sql @offsets JOB` lists the sources and their partitions",
             )
-        for name in have:
-            mine = found.setdefault(name, {})
-            for key in known[name] if wanted == ALL_PARTITIONS else [wanted]:
-                if wanted != ALL_PARTITIONS or key not in mine:
+        for name in names:
+            mine = moves.setdefault(name, {})
+            for key in partitions[name] if partition == ALL_PARTITIONS else [partition]:
+                if partition != ALL_PARTITIONS or key not in mine:
                     mine[key] = position
-    return found
+    return moves
 
 
 def _moved(before: Any, position: NewPosition, name: str, partition: str) -> int:
@@ -241,18 +241,18 @@ def moved_watermarks(
     check_sources(checkpoint, "watermark")
     name = TableName(WATERMARKS)
     tables = [
-        read_entries(store, one, name)
-        for one in checkpoint.operators
-        if name in one.tables and one.configs[name].config.description in _SOURCE_TABLES
+        read_entries(store, operator, name)
+        for operator in checkpoint.operators
+        if name in operator.tables and operator.configs[name].config.description in _SOURCE_TABLES
     ]
-    if not any(file.pairs for one in tables for file in one.files):
+    if not any(file.pairs for table in tables for file in table.files):
         raise InputError(
             "no source of the job has a watermark yet",
             job=checkpoint.job,
             next_step="let the job run until `arroyo-state sql @watermarks JOB` shows one",
         )
     new = SourceWatermark(edit.at_micros)
-    return tuple(changed_entries(one, lambda key, value: _like(value, new)) for one in tables)
+    return tuple(changed_entries(table, lambda key, value: _like(value, new)) for table in tables)
 
 
 def _like(value: Any, new: SourceWatermark) -> Any:
@@ -293,18 +293,18 @@ def set_entry(store: ObjectStore, checkpoint: Checkpoint, edit: SetEntry) -> Cha
     )
     table = read_entries(store, operator, edit.table, {key})
     if not any(file.pairs for file in table.files):
-        known = read_entries(store, operator, edit.table)
+        existing = read_entries(store, operator, edit.table)
         raise InputError(
             f"the table has no entry with the key {edit.key:.80}",
             **where,
-            keys=", ".join(_some_keys(known)) or "none",
+            keys=", ".join(_some_keys(existing)) or "none",
         )
     value = typed_value(json_of(edit.value, "value", where), config.value_type)
     return changed_entries(table, lambda key, now: value)
 
 
 def _some_keys(table: GlobalTable) -> Iterator[str]:
-    for at, (_, key, _) in enumerate(table.entries()):
-        if at == _KEYS_PRINTED:
+    for index, (_, key, _) in enumerate(table.entries()):
+        if index == _KEYS_PRINTED:
             return
         yield plain_key(table, key)

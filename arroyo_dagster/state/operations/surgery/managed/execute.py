@@ -114,13 +114,13 @@ class _Publication:
 
     def write(self, base: Checkpoint, writer: RevisionWriter) -> RevisedContent:
         lists = self._new_lists(writer)
-        operators = tuple(_with_lists(one, lists) for one in self.edit.operators)
+        operators = tuple(_with_lists(operator, lists) for operator in self.edit.operators)
         # Before the epoch exists: without it, a request of relative positions could be repeated.
         self._put_record(writer, operators)
         return RevisedContent(operators, self.edit.offsets)
 
     def _new_lists(self, writer: RevisionWriter) -> dict[object, Sequence[StatePath | TimeFile]]:
-        found: dict[object, Sequence[StatePath | TimeFile]] = {}
+        lists: dict[object, Sequence[StatePath | TimeFile]] = {}
         for changed in self.edit.entries:
             table = changed.table
             (new,) = changed.files.values()
@@ -129,28 +129,26 @@ class _Publication:
             pairs = {key: value for key, value in new.pairs if before[key] != value}
             path = writer.put_pairs(table.operator.operator, table.name, pairs, version=new.version)
             listed = table.operator.tables[table.name].paths
-            found[table.operator.operator, table.name] = [*listed, path]
-        for one in self.edit.shorter:
-            files = one.operator.tables[one.config.table]
-            given = files.files if isinstance(files, ExpiringTimeKeyFiles) else files.paths
-            listed_now, removed = write_shorter(writer, one, given)
-            if removed != one.step.removed:
+            lists[table.operator.operator, table.name] = [*listed, path]
+        for cut in self.edit.shorter:
+            files = cut.operator.tables[cut.config.table]
+            former = files.files if isinstance(files, ExpiringTimeKeyFiles) else files.paths
+            listed_now, removed = write_shorter(writer, cut, former)
+            if removed != cut.step.removed:
                 raise ProtocolError(
-                    f"{removed} rows were left out, but the plan names {one.step.removed}; nothing "
+                    f"{removed} rows were left out, but the plan names {cut.step.removed}; nothing "
                     "was published",
                     job=self.paths.root,
-                    operator=one.operator.operator,
-                    table=one.config.table,
+                    operator=cut.operator.operator,
+                    table=cut.config.table,
                     next_step="report it; the job is unchanged",
                 )
-            found[one.operator.operator, one.config.table] = listed_now
-        return found
+            lists[cut.operator.operator, cut.config.table] = listed_now
+        return lists
 
     def _put_record(self, writer: RevisionWriter, operators: Sequence[OperatorCheckpoint]) -> None:
         plan, base = self.edit.plan, self.edit.base
-        listed = {
-            path for one in operators for files in one.tables.values() for path in files.paths
-        }
+        listed = {path for op in operators for files in op.tables.values() for path in files.paths}
         self.record = EditRecord(
             operation=plan.edit.name,
             digest=plan.digest,
@@ -183,7 +181,7 @@ class _Publication:
             record=self.record_path,
             objects=objects,
             unlisted=self.record.unlisted,
-            older_epochs=tuple(one for one in backend.every_epoch() if one < epoch),
+            older_epochs=tuple(older for older in backend.every_epoch() if older < epoch),
         )
         self.options.on_published(outcome)
         return outcome
@@ -212,12 +210,12 @@ def _with_lists(
         if listed is None:
             continue
         if isinstance(files, GlobalKeyedFiles):
-            paths = tuple(one for one in listed if not isinstance(one, TimeFile))
+            paths = tuple(file for file in listed if not isinstance(file, TimeFile))
             tables[name] = replace(files, files=paths)
         else:
-            found = tuple(one for one in listed if isinstance(one, TimeFile))
-            tables[name] = replace(files, files=found)
-            if not found:
+            time_files = tuple(file for file in listed if isinstance(file, TimeFile))
+            tables[name] = replace(files, files=time_files)
+            if not time_files:
                 gone.append((operator.operator, name))
     return without_tables(replace(operator, tables=tables), gone)
 
@@ -293,16 +291,16 @@ def run_managed_undo(
     """
     chosen = options or EditOptions()
     with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
-        found = plan_managed_undo(held, paths, directory)
-        if found is None:
+        undo = plan_managed_undo(held, paths, directory)
+        if undo is None:
             return None
-        if found.why_not is not None:
-            raise InputError(f"the edit cannot be undone now: {found.why_not}", job=paths.root)
+        if undo.why_not is not None:
+            raise InputError(f"the edit cannot be undone now: {undo.why_not}", job=paths.root)
         run_rollback(
-            held, found.rollback, owner=chosen.owner, clock=chosen.clock, sleep=chosen.sleep
+            held, undo.rollback, owner=chosen.owner, clock=chosen.clock, sleep=chosen.sleep
         )
         # An epoch that was restored needs no pin: the newest one lists its files.
-        done, reasons = {found.rollback.epoch}, PINS_OF_REVISIONS
+        done, reasons = {undo.rollback.epoch}, PINS_OF_REVISIONS
         with contextlib.suppress(ConflictError, StorageError):
             put_pins(held, paths, lambda kept: release(kept, epochs=done, reasons=reasons))
-    return found
+    return undo

@@ -163,8 +163,8 @@ def edit_of(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> Edit
     """Return the record of the edit that published an epoch; None = no edit did."""
     if checkpoint.progress is None or checkpoint.progress.revises is None:
         return None
-    found = read_edits(store, paths, [checkpoint]).records.values()
-    return next((one for one in found if one is not None), None)
+    records = read_edits(store, paths, [checkpoint]).records.values()
+    return next((record for record in records if record is not None), None)
 
 
 # ---- what changes --------------------------------------------------------------------------------
@@ -187,15 +187,15 @@ class _ManagedWork:
     missing_outputs: tuple[str, ...] = ()
 
     def move_sources(self, edit: SetOffsets) -> None:
-        found = moved_sources(self.store, self.base, edit)
-        self.entries, self.offsets = found.tables, found.offsets
-        self.duplicate_outputs = found.duplicate_outputs
-        self.missing_outputs = found.missing_outputs
+        moved = moved_sources(self.store, self.base, edit)
+        self.entries, self.offsets = moved.tables, moved.offsets
+        self.duplicate_outputs = moved.duplicate_outputs
+        self.missing_outputs = moved.missing_outputs
         self.unknown = ("whether the source still has the records at the new positions",)
 
     def move_watermark(self, edit: SetWatermark) -> None:
         self.entries = moved_watermarks(self.store, self.base, edit)
-        self.operators = tuple(with_watermark(one, edit.at_micros) for one in self.base.operators)
+        self.operators = tuple(with_watermark(op, edit.at_micros) for op in self.base.operators)
         self.watermarks = tuple(watermark_steps(self.base, edit.at_micros))
         self.unknown = (
             "timers of event time fire, and windows close, by the new watermark once the job runs",
@@ -211,8 +211,8 @@ class _ManagedWork:
                 if not isinstance(files, ExpiringTimeKeyFiles):
                     continue
                 counts = [
-                    restored_rows(self.store, one, name, managed=True, limit=0).count
-                    for one in (before, after)
+                    restored_rows(self.store, side, name, managed=True, limit=0).count
+                    for side in (before, after)
                 ]
                 key = before.operator, name
                 self.stays[key] = f"a restore loads {counts[1]} of {counts[0]} rows"
@@ -224,9 +224,9 @@ class _ManagedWork:
         self.missing_outputs = tuple(never)
 
     def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
-        found = shorter_tables(self.store, edit, self.base)
-        self.shorter, self.stays = tuple(found.tables), found.stays
-        self.unknown = tuple(found.unknown)
+        shorter = shorter_tables(self.store, edit, self.base)
+        self.shorter, self.stays = tuple(shorter.tables), shorter.stays
+        self.unknown = tuple(shorter.unknown)
         if isinstance(edit, KeyDeletion) and self.shorter:
             self.missing_outputs = (
                 "no deletion is emitted: rows that were delivered downstream stay there, and must "
@@ -251,7 +251,7 @@ class _ManagedWork:
             ref=base.ref,
             condition=facts.condition,
             run_id=facts.run_id,
-            why_not=next((one.evidence for one in conditions if not one.met), None),
+            why_not=next((check.evidence for check in conditions if not check.met), None),
             tables=tuple(self._steps()),
             watermarks=self.watermarks,
             preconditions=conditions,
@@ -268,18 +268,18 @@ class _ManagedWork:
             plan=plan,
             base=base,
             operators=self.operators or base.operators,
-            entries=tuple(one for one in self.entries if one.files),
+            entries=tuple(changed for changed in self.entries if changed.files),
             shorter=self.shorter,
             offsets=self.offsets,
         )
 
     def _steps(self) -> Iterator[TableStep]:
         """Yield what becomes of each table, in the order of the epoch."""
-        steps = {(one.step.operator, one.step.table): one.step for one in self.shorter}
+        steps = {(table.step.operator, table.step.table): table.step for table in self.shorter}
         steps |= {
-            (one.table.operator.operator, one.table.name): entries_step(one)
-            for one in self.entries
-            if one.files
+            (changed.table.operator.operator, changed.table.name): entries_step(changed)
+            for changed in self.entries
+            if changed.files
         }
         for operator in self.base.operators:
             for name, files in operator.tables.items():
@@ -298,7 +298,7 @@ def metadata_objects(paths: JobPaths, checkpoint: Checkpoint) -> tuple[StatePath
     if paths.layout is Layout.PROTOCOL:
         return (checkpoint.ref,)
     operators = (
-        paths.operator_metadata(one.operator, checkpoint.epoch) for one in checkpoint.operators
+        paths.operator_metadata(op.operator, checkpoint.epoch) for op in checkpoint.operators
     )
     return (checkpoint.ref, *operators)
 

@@ -101,19 +101,19 @@ def shorter_tables(
         InputError: no table of the job has a key of the given form.
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    found = ShorterTables()
+    shorter = ShorterTables()
     has_key = False
     for operator, name, condition in _conditions(edit, checkpoint):
         key = operator.operator, name
         if isinstance(condition, str):
-            found.stays[key] = condition
+            shorter.stays[key] = condition
             continue
         has_key = True
         counts = _counts(store, operator, name, condition)
         rows = sum(all_rows for all_rows, _ in counts.values())
         removed = sum(gone for _, gone in counts.values())
         if not removed:
-            found.stays[key] = f"none of its {rows} rows is removed"
+            shorter.stays[key] = f"none of its {rows} rows is removed"
             continue
         files = frozenset(path for path, (_, gone) in counts.items() if gone)
         step = TableStep(
@@ -126,20 +126,20 @@ def shorter_tables(
             files=operator.tables[name].paths,
         )
         config = operator.configs[name]
-        found.tables.append(ShorterTable(operator, config, condition, files, step))
+        shorter.tables.append(ShorterTable(operator, config, condition, files, step))
     if isinstance(edit, KeyDeletion):
         if not has_key:
             raise InputError(
                 f"no table of the job has a key of {len(edit.values)} such values",
                 tables="; ".join(
                     f"{operator}.{name}: {reason}"
-                    for (operator, name), reason in found.stays.items()
+                    for (operator, name), reason in shorter.stays.items()
                 )
                 or "none",
                 next_step="give one value for each column of a key, in this order",
             )
-        found.unknown += _not_compared(found.stays)
-    return found
+        shorter.unknown += _not_compared(shorter.stays)
+    return shorter
 
 
 def _not_compared(stays: Mapping[TableKey, str]) -> Iterator[str]:
@@ -153,18 +153,18 @@ def _conditions(
     edit: KeyDeletion | RetainRows, checkpoint: Checkpoint
 ) -> Iterator[tuple[OperatorCheckpoint, TableName, RowCondition | KeyTest | str]]:
     """Yield each table of an epoch with the rows to remove, or why it stays."""
-    expiring = {one.key for one in expiring_tables(checkpoint)}
+    expiring = {table.key for table in expiring_tables(checkpoint)}
     for operator in checkpoint.operators:
         for name in operator.tables:
             config = operator.configs[name]
-            found: RowCondition | KeyTest | str
+            condition: RowCondition | KeyTest | str
             if edit.operator not in (None, operator.operator):
-                found = OTHER_OPERATOR
+                condition = OTHER_OPERATOR
             elif (operator.operator, name) not in expiring:
-                found = _pairs_condition(edit, config)
+                condition = _pairs_condition(edit, config)
             else:
-                found = _rows_condition(edit, config.config)
-            yield operator, name, found
+                condition = _rows_condition(edit, config.config)
+            yield operator, name, condition
 
 
 def _rows_condition(edit: KeyDeletion | RetainRows, config: object) -> RowCondition | str:
@@ -209,19 +209,19 @@ def pairs_condition(config: TableConfig, texts: Sequence[str]) -> KeyTest | str:
     if kind is None:
         return "the types of its entries are not known"
     fields = kind.fields if isinstance(kind, StructOf) else ()
-    own = [one for one in fields if one.name not in _WINDOW]
+    own = [member for member in fields if member.name not in _WINDOW]
     if len(texts) != (len(own) if fields else 1):
         return f"its key has {len(own) if fields else 1} values"
     try:
         if not fields:
             return partial(_equal, codec_for(kind).encode(_typed(texts[0], kind)))
-        wanted = {
-            one.name: plain_value(_typed(text, one.type), one.type)
-            for one, text in zip(own, texts, strict=True)
+        values = {
+            member.name: plain_value(_typed(text, member.type), member.type)
+            for member, text in zip(own, texts, strict=True)
         }
     except InputError:
         return "its key is of another type"
-    return partial(_has_fields, kind, wanted)
+    return partial(_has_fields, kind, values)
 
 
 def _typed(text: str, kind: Type) -> object:
@@ -239,8 +239,8 @@ def _equal(wanted: bytes, keys: pa.ChunkedArray) -> pa.Array:
 
 def _has_fields(kind: Type, wanted: Mapping[str, object], keys: pa.ChunkedArray) -> pa.Array:
     codec = codec_for(kind)
-    found = (plain_value(codec.decode(key), kind) for key in keys.to_pylist())
-    return pa.array([wanted.items() <= one.items() for one in found], pa.bool_())
+    values = (plain_value(codec.decode(key), kind) for key in keys.to_pylist())
+    return pa.array([wanted.items() <= value.items() for value in values], pa.bool_())
 
 
 # ---- counts --------------------------------------------------------------------------------------
@@ -283,14 +283,14 @@ def count_stored(
         moved: RowCondition = KeyRows(
             tuple(map(columns.index, condition.columns)), condition.values
         )
-        known = set(condition.columns) <= set(config.config.schema.key_indices or ())
+        in_key = set(condition.columns) <= set(config.config.schema.key_indices or ())
     else:
-        columns, known = (condition.column,), True
+        columns, in_key = (condition.column,), True
         moved = OlderRows(0, condition.before_nanos)
     rows = removed = 0
     reader = TimeFileReader(config.config, store)
-    for found in reader.stream([file], ReadRequest(keys=ALL_KEYS, columns=columns)):
-        if not known and found.deletes:
+    for batch in reader.stream([file], ReadRequest(keys=ALL_KEYS, columns=columns)):
+        if not in_key and batch.deletes:
             raise ProtocolError(
                 "the key is no part of the storage key, so deletes of it cannot be found",
                 path=file.path,
@@ -298,8 +298,8 @@ def count_stored(
                 next_step="compact the job with the policy `full`, then edit it; nothing was "
                 "changed",
             )
-        rows += found.rows.num_rows
-        removed += pc.sum(removed_rows(moved, found.rows, found.operations)).as_py() or 0
+        rows += batch.rows.num_rows
+        removed += pc.sum(removed_rows(moved, batch.rows, batch.operations)).as_py() or 0
     return rows, removed
 
 
@@ -364,8 +364,8 @@ def _without_rows(
         lambda keys, suffix: writer.name_file(operator, name, suffix),
         removes=table.removes,
     )
-    outputs = [one for one in outcome.merged.outputs if isinstance(one, TimeFile)]
-    left = sum(count_stored(writer.store, table.config, one, table.removes)[1] for one in outputs)
+    outputs = [output for output in outcome.merged.outputs if isinstance(output, TimeFile)]
+    left = sum(count_stored(writer.store, table.config, out, table.removes)[1] for out in outputs)
     if left or not outcome.same:
         raise _not_as_intended(table, file.path)
     return outputs, outcome.rows_in - outcome.rows_out

@@ -62,7 +62,7 @@ def check_not_rewritten(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> No
         ProtocolError: a record of such a change exists.
     """
     directories = (paths.rewrites, paths.edits)
-    listed = [info.path for one in directories for info in store.list_dir(one).objects]
+    listed = [info.path for directory in directories for info in store.list_dir(directory).objects]
     pinned = [paths.rewrites / name for name in read_pins(store, paths).rewrites]
     for path in (*listed, *pinned):
         if path.name.startswith(f"{epoch:07}-"):

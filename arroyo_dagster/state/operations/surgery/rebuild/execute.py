@@ -83,20 +83,20 @@ def run_rebuild(
         InputError, NotFoundError, ProtocolError, FormatError: as `plan_rebuild`; or the job is not
             at rest.
     """
-    chosen = options or EditOptions()
+    run_options = options or EditOptions()
     prepared = _prepare(store, paths, directory, epoch)
     check_may(paths, prepared.snapshot)
-    _check_approved(prepared.plan, chosen.approved)
-    with lease(store, paths, "arroyo-state rebuild", LeaseOptions.of(chosen)) as held:
-        began = chosen.clock()
+    _check_approved(prepared.plan, run_options.approved)
+    with lease(store, paths, "arroyo-state rebuild", LeaseOptions.of(run_options)) as held:
+        began = run_options.clock()
         # The previous holder of the lease may have changed the job.
         again = _prepare(held, paths, directory, prepared.plan.epoch)
         check_may(paths, again.snapshot)
         _check_approved(again.plan, prepared.plan.digest)
-        wait_until_quiet(again.snapshot, began, chosen)
+        wait_until_quiet(again.snapshot, began, run_options)
         check_quiet(held, paths, again.snapshot)
         work = Unchanged(paths, directory, again.snapshot)
-        record = _write(held, work, again, chosen)
+        record = _write(held, work, again, run_options)
     return RebuildOutcome(plan=again.plan, record=record)
 
 
@@ -142,12 +142,12 @@ def write_missing(held: Leased, work: Unchanged, record: RebuildRecord) -> None:
     """
     view = Extended(held, record.after)  # our own objects are no change of the job
     with uninterrupted():
-        for at, data in record.after.items():
+        for path, data in record.after.items():
             work.check(view)
-            before = record.before[at]
+            before = record.before[path]
             if before is not None:
-                overwrite(held, work.paths, at, before, data)
-            elif not held.create(at, data) and held.read(at) != data:
+                overwrite(held, work.paths, path, before, data)
+            elif not held.create(path, data) and held.read(path) != data:
                 raise work.changed("another process wrote the missing metadata")
 
 
@@ -167,37 +167,37 @@ def _prepare(
     listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
     lost = LegacyRebuild if paths.layout is Layout.LEGACY else ProtocolRebuild
-    found = lost(store, paths, _chosen(store, paths, epoch), listing).rebuilt(answer.facts)
-    why_not = why_not_now(answer, found.checkpoint)
+    rebuilt = lost(store, paths, _chosen(store, paths, epoch), listing).rebuilt(answer.facts)
+    why_not = why_not_now(answer, rebuilt.checkpoint)
     plan = RebuildPlan(
         job=paths.job,
         pipeline=paths.pipeline,
-        epoch=found.checkpoint.epoch,
-        source=found.source,
+        epoch=rebuilt.checkpoint.epoch,
+        source=rebuilt.source,
         condition=answer.facts.condition,
         why_not=why_not,
-        before=found.before,
-        after=found.after,
-        tables=found.tables,
-        doubts=found.doubts,
-        unlisted=found.unlisted,
-        head=found.head,
+        before=rebuilt.before,
+        after=rebuilt.after,
+        tables=rebuilt.tables,
+        doubts=rebuilt.doubts,
+        unlisted=rebuilt.unlisted,
+        head=rebuilt.head,
     )
-    view = found.over(store)
+    view = rebuilt.over(store)
     check_restorable(view, paths, plan.epoch, _VERIFY_LEVEL)
-    guards = guards_of(view, paths, found.checkpoint)
-    snapshot = JobSnapshot(answer, found.checkpoint, {}, guards, listing, why_not)
+    guards = guards_of(view, paths, rebuilt.checkpoint)
+    snapshot = JobSnapshot(answer, rebuilt.checkpoint, {}, guards, listing, why_not)
     return _PreparedRebuild(plan, snapshot)
 
 
 def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
     backend = ParquetBackend(store, paths)
-    found = backend.epochs()
-    if epoch is None and found:
-        return found[-1]
+    epochs = backend.epochs()
+    if epoch is None and epochs:
+        return epochs[-1]
     if epoch is not None:
-        found = _epochs_with_objects(backend)
-    if epoch is None or epoch not in found:
+        epochs = _epochs_with_objects(backend)
+    if epoch is None or epoch not in epochs:
         raise NotFoundError(
             "the job has no checkpoint" if epoch is None else "the job has no such epoch",
             job=paths.root,

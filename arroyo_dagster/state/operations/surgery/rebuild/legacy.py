@@ -79,7 +79,7 @@ class LegacyRebuild:
         newest = max((*ParquetBackend(self.store, self.paths).epochs(), self.epoch))
         return RebuiltEpoch(
             checkpoint=checkpoint,
-            before={at: self.before[at] for at in after},
+            before={path: self.before[path] for path in after},
             after=after,
             source=self.source,
             tables=tuple(self.tables),
@@ -96,9 +96,9 @@ class LegacyRebuild:
         before = self.readable[0]
         if before.progress is not None or (head is not None and head.progress is not None):
             raise managed_job(self.paths)
-        names = [one.operator for one in before.operators] if head is None else head.operators
-        found = {name: self._read(name) for name in names}
-        lost = [name for name, one in found.items() if one is None]
+        names = [op.operator for op in before.operators] if head is None else head.operators
+        states = {name: self._read(name) for name in names}
+        lost = [name for name, state in states.items() if state is None]
         if not self.before:
             raise nothing_lost(self.paths, self.epoch)
         check_not_rewritten(self.store, self.paths, self.epoch)
@@ -113,8 +113,8 @@ class LegacyRebuild:
                 "directories of its files from 1"
             )
         self._check_names(before)
-        there = [one for one in found.values() if one is not None]
-        ends = [one.finish_time_micros for one in (head, *there) if one is not None]
+        intact = [state for state in states.values() if state is not None]
+        ends = [state.finish_time_micros for state in (head, *intact) if state is not None]
         behind = named is not None and self.epoch == named + 1  # or Arroyo has given it up
         if behind and max(ends, default=before.start_time_micros) < before.start_time_micros:
             raise self._unknown(
@@ -122,23 +122,23 @@ class LegacyRebuild:
                 "and may have written files of this one again"
             )
         if head is None:
-            head = self._rebuilt_head(before, lost, there)
+            head = self._rebuilt_head(before, lost, intact)
         operators = [
-            one or self._rebuilt_operator(head, name, there, named) for name, one in found.items()
+            op or self._rebuilt_operator(head, name, intact, named) for name, op in states.items()
         ]
         ref = self.paths.legacy_metadata(self.epoch)
         return legacy_checkpoint(head, operators, ref, CheckpointState.READY)
 
     def _encoded(self, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
         """Return the new bytes of each object, the checkpoint's own metadata last."""
-        found = {}
-        for one in checkpoint.operators:
-            path = self.paths.operator_metadata(one.operator, self.epoch)
+        encoded = {}
+        for operator in checkpoint.operators:
+            path = self.paths.operator_metadata(operator.operator, self.epoch)
             if path in self.before:
-                found[path] = metadata.encode_operator(one)
+                encoded[path] = metadata.encode_operator(operator)
         if checkpoint.ref in self.before:
-            found[checkpoint.ref] = metadata.encode_legacy_checkpoint(legacy_head(checkpoint))
-        return found
+            encoded[checkpoint.ref] = metadata.encode_legacy_checkpoint(legacy_head(checkpoint))
+        return encoded
 
     # ---- what is there ---------------------------------------------------------------------------
 
@@ -231,12 +231,12 @@ class LegacyRebuild:
                 "was ever complete"
             )
         directory = self.paths.checkpoint(self.epoch)
-        known = {self.paths.operator_metadata(one.operator, self.epoch) for one in there}
+        expected = {self.paths.operator_metadata(state.operator, self.epoch) for state in there}
         for path in self.listing:
             if (
                 path.startswith(f"{directory}/")
                 and path.endswith("/metadata")
-                and (path not in known | {self.paths.legacy_metadata(self.epoch)})
+                and (path not in expected | {self.paths.legacy_metadata(self.epoch)})
             ):
                 raise self._unknown(f"{path} belongs to an operator that the older epoch lacks")
         self.doubts.append(
@@ -247,9 +247,9 @@ class LegacyRebuild:
             job=self.paths.job,
             epoch=self.epoch,
             min_epoch=before.min_epoch,
-            start_time_micros=min(one.start_time_micros for one in there),
-            finish_time_micros=max(one.finish_time_micros for one in there),
-            operators=tuple(one.operator for one in before.operators),
+            start_time_micros=min(state.start_time_micros for state in there),
+            finish_time_micros=max(state.finish_time_micros for state in there),
+            operators=tuple(operator.operator for operator in before.operators),
         )
 
     # ---- an operator -----------------------------------------------------------------------------
@@ -263,12 +263,12 @@ class LegacyRebuild:
     ) -> OperatorCheckpoint:
         lost = LostEpoch(self.epoch, head.start_time_micros, head.finish_time_micros)
         work = LostOperator(self.paths, name, lost, self.readable, there, self.listing)
-        found = work.rebuilt(self.store, named)
+        operator = work.rebuilt(self.store, named)
         self.source[name] = self.readable[0].epoch
         self.tables += work.tables
         self.doubts += work.doubts
         self.unlisted += work.unlisted
-        return found
+        return operator
 
     def _unknown(self, reason: str) -> ProtocolError:
         return cannot_rebuild(self.paths, self.epoch, reason)

@@ -101,9 +101,9 @@ class LostOperator:
         files = self._files(was, configs)
         tables: dict[TableName, TableFiles] = {}
         for table, config in configs.items():
-            found = self._table(store, was, config, files[table])
-            if found.paths:
-                tables[table] = found
+            rebuilt = self._table(store, was, config, files[table])
+            if rebuilt.paths:
+                tables[table] = rebuilt
         if was.needs_commit:
             self._doubt_commit(named)
         self._doubt_watermark(was)
@@ -156,17 +156,17 @@ class LostOperator:
                     f"{source.worker_generation}"
                 )
             return
-        for one in self.there:
-            then = source.operator(one.operator)
-            if then is None or then.parallelism != one.parallelism:
+        for state in self.there:
+            then = source.operator(state.operator)
+            if then is None or then.parallelism != state.parallelism:
                 raise self._unknown(
-                    f"{one.operator} had another parallelism at epoch {source.epoch}, so that of "
+                    f"{state.operator} had another parallelism at epoch {source.epoch}, so that of "
                     f"{name} is not known"
                 )
         listed = [
             files
-            for one in self.there
-            for files in one.tables.values()
+            for state in self.there
+            for files in state.tables.values()
             if isinstance(files, GlobalKeyedFiles)
         ]
         for path in (path for files in listed for path in files.paths):
@@ -184,12 +184,12 @@ class LostOperator:
 
     def _configs(self, was: OperatorCheckpoint) -> dict[TableName, TableConfig]:
         """Return the tables that the operator has had, as the nearest epoch describes each."""
-        found = dict(was.configs)
+        configs = dict(was.configs)
         for checkpoint in self.older[1:]:
-            one = checkpoint.operator(self.name)
-            for table, config in ({} if one is None else one.configs).items():
-                found.setdefault(table, config)
-        return found
+            operator = checkpoint.operator(self.name)
+            for table, config in ({} if operator is None else operator.configs).items():
+                configs.setdefault(table, config)
+        return configs
 
     def _files(
         self, was: OperatorCheckpoint, configs: dict[TableName, TableConfig]
@@ -198,17 +198,17 @@ class LostOperator:
         name = self.name
         generation = self.lost.worker_generation
         directory = self.paths.operator(name, self.epoch, generation)
-        there = {path for path in self.listing if path.startswith(f"{directory}/")}
-        there.discard(self.paths.operator_metadata(name, self.epoch, generation))
-        found = {}
+        paths = {path for path in self.listing if path.startswith(f"{directory}/")}
+        paths.discard(self.paths.operator_metadata(name, self.epoch, generation))
+        files = {}
         for table in configs:
             named = [
-                self.paths.subtask_file(name, table, at, self.epoch, generation)
-                for at in range(was.parallelism)
+                self.paths.subtask_file(name, table, subtask, self.epoch, generation)
+                for subtask in range(was.parallelism)
             ]
-            found[table] = [path for path in named if path in there]
-            there.difference_update(named)
-        for path in sorted(there):
+            files[table] = [path for path in named if path in paths]
+            paths.difference_update(named)
+        for path in sorted(paths):
             if not is_compacted(path):
                 raise self._unknown(f"no table and subtask of {name} is known for {path}")
             self.unlisted.append(path)
@@ -216,7 +216,7 @@ class LostOperator:
                 f"{path}: Arroyo has compacted the epoch; its inputs are listed instead"
             )
         before = [
-            f"{self.paths.operator(name, one.epoch, one.worker_generation)}/" for one in self.older
+            f"{self.paths.operator(name, old.epoch, old.worker_generation)}/" for old in self.older
         ]
         listed = set(was.paths)
         compacted = [
@@ -230,7 +230,7 @@ class LostOperator:
                 f"{name}: Arroyo has compacted epoch {was.epoch}; its inputs are listed, "
                 "which hold the same rows"
             )
-        return found
+        return files
 
     def _table(
         self,
@@ -251,7 +251,7 @@ class LostOperator:
             self._note(config.table, (), added)
             return GlobalKeyedFiles(files=tuple(added))
         kept = old.files if isinstance(old, ExpiringTimeKeyFiles) else ()
-        gone = [one.path for one in kept if one.path not in self.listing]
+        gone = [file.path for file in kept if file.path not in self.listing]
         if gone:
             raise self._unknown(f"{where}: {gone[0]} is gone, which epoch {was.epoch} lists")
         if len(added) < was.parallelism:
@@ -259,7 +259,7 @@ class LostOperator:
                 f"{where}: {was.parallelism - len(added)} of {was.parallelism} subtasks have no "
                 "file in the epoch, as if they wrote no row; a lost file would look the same"
             )
-        self._note(config.table, tuple(one.path for one in kept), added)
+        self._note(config.table, tuple(file.path for file in kept), added)
         return ExpiringTimeKeyFiles(
             files=(*kept, *(self._time_file(store, path) for path in added))
         )
@@ -285,18 +285,18 @@ class LostOperator:
                 )
 
     def _time_file(self, store: ObjectStore, path: StatePath) -> TimeFile:
-        found = read_stored_file(store, path)
-        if found is None or found.problem is not None:
+        stored = read_stored_file(store, path)
+        if stored is None or stored.problem is not None:
             raise FormatError(
-                f"a data file of the epoch is broken: {found.problem if found else 'missing'}",
+                f"a data file of the epoch is broken: {stored.problem if stored else 'missing'}",
                 job=self.paths.root,
                 path=path,
                 next_step="nothing was changed; restore the file, or go back to an older epoch",
             )
         least, most, newest = (
-            found.min_routing_key,
-            found.max_routing_key,
-            found.max_timestamp_micros,
+            stored.min_routing_key,
+            stored.max_routing_key,
+            stored.max_timestamp_micros,
         )
         if least is None or most is None or newest is None:
             raise self._unknown(f"{path} has no statistics")

@@ -106,13 +106,13 @@ class ReadableObjects:
     @cached_property
     def _claims(self) -> dict[Epoch, EpochRecord]:
         """The epoch records that can be read, by epoch."""
-        found = {}
+        claims = {}
         for info in self.store.list_dir(self.paths.epochs).objects:
             if parse_epoch_record(info.path.name) is not None:
                 record = self._readable(info.path, records.decode_epoch_record)
                 if record is not None:
-                    found[record.epoch] = record
-        return found
+                    claims[record.epoch] = record
+        return claims
 
     @cached_property
     def _generations(self) -> list[WorkerGeneration]:
@@ -122,7 +122,7 @@ class ReadableObjects:
             for path in self.listing
             if path.startswith(f"{self.paths.generations}/")
         }
-        return sorted(WorkerGeneration(one) for one in map(parse_number, names) if one is not None)
+        return sorted(WorkerGeneration(n) for n in map(parse_number, names) if n is not None)
 
     def _directories(self, number: WorkerGeneration) -> list[Epoch]:
         """Return the epochs of which a worker generation has files, ascending."""
@@ -136,7 +136,7 @@ class ReadableObjects:
 
     def _child(self, ref: StatePath) -> EpochRecord | None:
         """Return a published epoch that has this checkpoint as its parent."""
-        return next((one for one in self._claims.values() if one.parent_ref == ref), None)
+        return next((claim for claim in self._claims.values() if claim.parent_ref == ref), None)
 
     def _unknown(self, reason: str) -> ProtocolError:
         return cannot_rebuild(self.paths, self.epoch, reason)
@@ -194,7 +194,7 @@ class ProtocolRebuild(ReadableObjects):
             raise nothing_lost(self.paths, self.epoch)
         return RebuiltEpoch(
             checkpoint=as_checkpoint(manifest, ref, CheckpointState.READY),
-            before={at: self.before[at] for at in self.after},
+            before={path: self.before[path] for path in self.after},
             after=self.after,
             source=self.source,
             tables=tuple(self.tables),
@@ -210,35 +210,35 @@ class ProtocolRebuild(ReadableObjects):
 
     def _owner(self) -> StatePath:
         """Return the manifest of the epoch whose record is lost."""
-        named = {one.parent_ref for one in self._claims.values() if one.parent_ref is not None}
+        named = {c.parent_ref for c in self._claims.values() if c.parent_ref is not None}
         for ref in named:
             address = parse_manifest_path(ref)
             if address is not None and (address.paths, address.epoch) == (self.paths, self.epoch):
                 return ref
-        there = [
+        refs = [
             ref
             for number in self._generations
             if (ref := self.paths.manifest(number, self.epoch)) in self.listing
         ]
-        if len(there) != 1:
+        if len(refs) != 1:
             raise self._unknown(
-                f"its record is lost, and {len(there)} worker generations have a manifest of it"
+                f"its record is lost, and {len(refs)} worker generations have a manifest of it"
             )
-        address = parse_manifest_path(there[0])
+        address = parse_manifest_path(refs[0])
         assert address is not None
         hint = self._readable(
             self.paths.generation_manifest(address.worker_generation),
             records.decode_generation_manifest,
         )
-        if hint is None or hint.latest_ref != there[0]:
+        if hint is None or hint.latest_ref != refs[0]:
             raise self._unknown(
-                f"its record is lost, and nothing shows that {there[0]} was ever published"
+                f"its record is lost, and nothing shows that {refs[0]} was ever published"
             )
         self.doubts.append(
             f"the record is made of the manifest, which generation {address.worker_generation} "
             "names as its latest; the next start of Arroyo would write the same record"
         )
-        return there[0]
+        return refs[0]
 
     # ---- the manifest ----------------------------------------------------------------------------
 
@@ -257,10 +257,10 @@ class ProtocolRebuild(ReadableObjects):
         )
         operators = []
         older = [before, *self._ancestors(before)]
-        for one in before.operators:
-            work = LostOperator(self.paths, one.operator, lost, older, (), self.listing)
+        for operator in before.operators:
+            work = LostOperator(self.paths, operator.operator, lost, older, (), self.listing)
             operators.append(work.rebuilt(self.store, None if committed is None else self.epoch))
-            self.source[one.operator] = before.epoch
+            self.source[operator.operator] = before.epoch
             self.tables += work.tables
             self.doubts += work.doubts
         self.doubts.append(
@@ -275,7 +275,7 @@ class ProtocolRebuild(ReadableObjects):
             min_epoch=before.min_epoch,
             start_time_micros=lost.start_time_micros,
             finish_time_micros=lost.finish_time_micros,
-            needs_commit=any(one.needs_commit for one in operators),
+            needs_commit=any(operator.needs_commit for operator in operators),
             operators=tuple(operators),
             parent_ref=record.parent_ref,
         )
@@ -285,33 +285,33 @@ class ProtocolRebuild(ReadableObjects):
         if ref is None:
             raise self._unknown("it is the first epoch of the job, so no older one describes it")
         recovery.expect_manifest_path(self.paths, ref)
-        found = self._readable(ref, metadata.decode_manifest)
-        if found is None:
+        manifest = self._readable(ref, metadata.decode_manifest)
+        if manifest is None:
             raise self._unknown(f"its parent {ref} cannot be read: rebuild that epoch first")
-        if found.progress is not None:
+        if manifest.progress is not None:
             raise managed_job(self.paths)
-        return as_checkpoint(found, ref, CheckpointState.READY)
+        return as_checkpoint(manifest, ref, CheckpointState.READY)
 
     def _ancestors(self, before: Checkpoint) -> Iterator[Checkpoint]:
         """Yield the epochs before the parent, newest first: a table may be empty for a while."""
         for epoch in sorted(self._claims, reverse=True):
             ref = self._claims[epoch].checkpoint_ref
-            found = self._readable(ref, metadata.decode_manifest) if epoch < before.epoch else None
-            if found is not None:
-                yield as_checkpoint(found, ref, CheckpointState.READY)
+            older = self._readable(ref, metadata.decode_manifest) if epoch < before.epoch else None
+            if older is not None:
+                yield as_checkpoint(older, ref, CheckpointState.READY)
 
     def _check_known_files(self, before: Checkpoint, record: EpochRecord) -> None:
         """Check that no file of the epoch belongs to an operator that its parent lacks."""
         generation = record.worker_generation
         directory = self.paths.checkpoint(self.epoch, generation)
-        known = tuple(
-            f"{self.paths.operator(one.operator, self.epoch, generation)}/"
-            for one in before.operators
+        prefixes = tuple(
+            f"{self.paths.operator(operator.operator, self.epoch, generation)}/"
+            for operator in before.operators
         )
         records_of = {record.checkpoint_ref, recovery.marker_path(record.checkpoint_ref)}
         for path in self.listing:
             inside = path.startswith(f"{directory}/") and path not in records_of
-            if inside and not path.startswith(known):
+            if inside and not path.startswith(prefixes):
                 raise self._unknown(
                     f"{path} belongs to an operator that epoch {before.epoch} lacks"
                 )
@@ -352,7 +352,7 @@ class ProtocolRebuild(ReadableObjects):
             path = self.paths.generation_manifest(number)
             if self._read(path, records.decode_generation_manifest) is not None:
                 continue
-            mine = [one for one in claims.values() if one.worker_generation == number]
+            mine = [record for record in claims.values() if record.worker_generation == number]
             if not mine and self.before[path] is None:
                 continue  # a start that ended before it wrote its own
             self.after[path] = self._generation_manifest(number, claims, manifest)
@@ -379,12 +379,12 @@ class ProtocolRebuild(ReadableObjects):
         self, number: WorkerGeneration, claims: dict[Epoch, EpochRecord], manifest: Manifest
     ) -> bytes:
         """Return the start of a generation, and its latest published checkpoint."""
-        mine = [claims[at] for at in sorted(claims) if claims[at].worker_generation == number]
-        latest = self._newest_checkpoint(claims, lambda one: one == number)
+        mine = [claims[key] for key in sorted(claims) if claims[key].worker_generation == number]
+        latest = self._newest_checkpoint(claims, lambda generation: generation == number)
         if mine or latest is not None:
             base = mine[0].parent_ref if mine else None
         else:
-            base = self._newest_checkpoint(claims, lambda one: one < number)
+            base = self._newest_checkpoint(claims, lambda generation: generation < number)
         address = None if base is None else parse_manifest_path(base)
         if address is not None and address.worker_generation == number:
             base = None
@@ -392,7 +392,7 @@ class ProtocolRebuild(ReadableObjects):
                 f"the checkpoint from which worker generation {number} was started is not known; a "
                 "start needs it only if the latest one is lost"
             )
-        found = GenerationManifest(
+        new_manifest = GenerationManifest(
             pipeline=manifest.pipeline,
             job=manifest.job,
             worker_generation=number,
@@ -400,7 +400,7 @@ class ProtocolRebuild(ReadableObjects):
             latest_ref=latest,
             updated_at_micros=manifest.finish_time_micros,
         )
-        return encode(found)
+        return encode(new_manifest)
 
     def _newest_checkpoint(
         self, claims: dict[Epoch, EpochRecord], wanted: Callable[[WorkerGeneration], bool]
@@ -410,10 +410,10 @@ class ProtocolRebuild(ReadableObjects):
         One without a record counts, if it is newer than all that have one: its record may be lost,
         and a start claims it. An older one in its place would lose its rows.
         """
-        found = {
-            one.epoch: one.checkpoint_ref
-            for one in claims.values()
-            if wanted(one.worker_generation)
+        refs = {
+            claim.epoch: claim.checkpoint_ref
+            for claim in claims.values()
+            if wanted(claim.worker_generation)
         }
         last = max(claims)
         for number in filter(wanted, self._generations):
@@ -422,11 +422,11 @@ class ProtocolRebuild(ReadableObjects):
                     continue
                 ref = self.paths.manifest(number, epoch)
                 if self._readable(ref, metadata.decode_manifest) is not None:
-                    found[epoch] = ref
+                    refs[epoch] = ref
                     self.doubts.append(f"{ref} has no epoch record: the next start claims it")
                 else:
                     self.doubts.append(
                         f"worker generation {number} has files of epoch {epoch}, and neither a "
                         "record nor a manifest: a start restores an older epoch"
                     )
-        return found[max(found)] if found else None
+        return refs[max(refs)] if refs else None

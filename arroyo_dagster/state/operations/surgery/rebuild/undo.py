@@ -49,8 +49,8 @@ def plan_rebuild_undo(
     Raises:
         InputError, ConflictError, FormatError: as `run_rebuild_undo`.
     """
-    found = _prepare(store, paths, directory)
-    return None if found is None else found.plan
+    undoing = _prepare(store, paths, directory)
+    return None if undoing is None else undoing.plan
 
 
 def run_rebuild_undo(
@@ -76,26 +76,26 @@ def run_rebuild_undo(
         ConflictError: the job was started since, or another process changed what was rebuilt.
         FormatError: the record is broken.
     """
-    chosen = options or EditOptions(owner="arroyo-state undo")
+    run_options = options or EditOptions(owner="arroyo-state undo")
     if _prepare(store, paths, directory) is None:
         return None
-    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as held:
-        found = _prepare(held, paths, directory)
-        if found is None:
+    with lease(store, paths, run_options.owner, LeaseOptions.of(run_options)) as held:
+        undoing = _prepare(held, paths, directory)
+        if undoing is None:
             return None
-        record = found.record
+        record = undoing.record
         view = Extended(held, record.after)
-        work = Unchanged(paths, directory, found.snapshot)
+        work = Unchanged(paths, directory, undoing.snapshot)
         # What leads to an object goes before it.
-        for at in reversed(list(record.after)):
+        for path in reversed(list(record.after)):
             work.check(view)
-            before = record.before[at]
-            if before is None and at in found.plan.deleted:
-                delete_all(held, [at])
-            elif before is not None and at in found.plan.restored:
-                overwrite(held, paths, at, record.after[at], before)
-        delete_all(held, [found.plan.record])
-        return replace(found.plan, done=True)
+            before = record.before[path]
+            if before is None and path in undoing.plan.deleted:
+                delete_all(held, [path])
+            elif before is not None and path in undoing.plan.restored:
+                overwrite(held, paths, path, record.after[path], before)
+        delete_all(held, [undoing.plan.record])
+        return replace(undoing.plan, done=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ def _prepare(
         record=path,
         operation=record.operation,
         epoch=record.epoch,
-        restored=tuple(at for at in changed if record.before[at] is not None),
-        deleted=tuple(at for at in changed if record.before[at] is None),
+        restored=tuple(path for path in changed if record.before[path] is not None),
+        deleted=tuple(path for path in changed if record.before[path] is None),
     )
     return _RebuildUndoing(plan, record, snapshot)
 
@@ -150,16 +150,16 @@ def _check_catalogue(paths: JobPaths, record: RebuildRecord, answer: JobAnswer) 
     """
     if record.operation == "rebuild" or paths.layout is Layout.PROTOCOL:
         return  # the epoch existed before, and was as damaged; or the store alone decides
-    facts = [one.facts for one in answer.answers if one.facts is not None] or [answer.facts]
-    if any(one.newest_ready_epoch is not None for one in facts):
-        ready = max(one.newest_ready_epoch or 0 for one in facts)
+    facts = [reply.facts for reply in answer.answers if reply.facts is not None] or [answer.facts]
+    if any(fact.newest_ready_epoch is not None for fact in facts):
+        ready = max(fact.newest_ready_epoch or 0 for fact in facts)
         raise ConflictError(
             f"Arroyo's database names epoch {ready} as ready: a start without it would fail",
             job=paths.root,
             next_step="first: UPDATE checkpoints SET state = 'failed' WHERE job_id = "
             f"'{paths.job}' AND epoch = {record.epoch}",
         )
-    listed = [one.checkpoints for one in facts if one.checkpoints is not None]
+    listed = [fact.checkpoints for fact in facts if fact.checkpoints is not None]
     # The API has no state of an epoch: without a finish_time, which the row of a created epoch
     # does not have, it may be ready all the same.
     if not any(all(row.state is not None for row in rows) for rows in listed):
@@ -203,8 +203,8 @@ def _continued(view: ObjectStore, paths: JobPaths, record: RebuildRecord, facts:
 def _written_since(view: ObjectStore, paths: JobPaths, head: JobHead) -> bool:
     """Return whether a later worker generation has a checkpoint, published or not."""
     for info in view.list(paths.generations):
-        found = parse_manifest_path(info.path)
-        if found is not None and found.worker_generation > (head.worker_generation or 0):
+        address = parse_manifest_path(info.path)
+        if address is not None and address.worker_generation > (head.worker_generation or 0):
             return True
     return False
 
@@ -221,8 +221,8 @@ def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
     newest = epochs[-1]
     if paths.layout is Layout.LEGACY:
         return JobHead(epoch=newest)
-    at = paths.current_generation
-    fence = decode_current_generation(store.read(at), at)
+    path = paths.current_generation
+    fence = decode_current_generation(store.read(path), path)
     return JobHead(epoch=newest, worker_generation=fence.worker_generation)
 
 
@@ -237,7 +237,7 @@ def _newest(store: ObjectStore, paths: JobPaths) -> StatePath | None:
     rewrites = [info.path for info in store.list_dir(paths.rewrites).objects]
     rewrites += [paths.rewrites / name for name in read_pins(store, paths).rewrites]
     newest = max(rebuilds, key=_token)
-    return None if any(_token(one) > _token(newest) for one in rewrites) else newest
+    return None if any(_token(path) > _token(newest) for path in rewrites) else newest
 
 
 def _token(path: StatePath) -> str:
@@ -246,18 +246,18 @@ def _token(path: StatePath) -> str:
 
 def _changed(store: ObjectStore, paths: JobPaths, record: RebuildRecord) -> Iterator[StatePath]:
     """Yield the objects that still hold what the rebuild wrote."""
-    for at, after in record.after.items():
+    for path, after in record.after.items():
         try:
-            data = store.read(at)
+            data = store.read(path)
         except NotFoundError:
             data = None
-        if data == record.before[at]:
+        if data == record.before[path]:
             continue
         if data != after:
             raise ConflictError(
                 f"another process changed the metadata of the job after the {record.operation}",
                 job=paths.root,
-                path=at,
+                path=path,
                 next_step="keep the current metadata; nothing was changed",
             )
-        yield at
+        yield path
