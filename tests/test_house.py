@@ -28,24 +28,24 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 947,
     "cli": 9_599,
-    "dataflow": 21_421,
+    "dataflow": 21_417,
     "orchestration": 10_039,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_248,
-    "state.codec": 7_870,
+    "state.codec": 7_868,
     "state.errors": 5,
     "state.metadata": 3_104,
     "state.model": 6_292,
-    "state.operations": 30_020,
+    "state.operations": 30_023,
     "state.planning": 11_664,
     "state.runtime": 3_640,
     "state.storage": 6_131,
-    "state.tables": 10_338,
+    "state.tables": 10_337,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_960
+MOST_LINES_OF_TESTS = 92_975
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

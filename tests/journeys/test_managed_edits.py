@@ -288,9 +288,15 @@ def test_positions_change_in_the_source_and_in_the_progress() -> None:
     assert content(store, pipeline)["lines"]["offsets"] == {"row": "4"}
 
 
-def test_relative_positions_are_refused_while_the_record_of_an_edit_is_not_listed() -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_relative_positions_are_refused_while_the_record_of_an_edit_is_not_listed(
+    pinned: bool,
+) -> None:
+    """Also where the pin of a person stands in place of that of the edit."""
     store = written()
     pipeline = job(store)
+    if pinned:
+        pin_epoch(store, pipeline.paths, ParquetBackend(store, pipeline.paths).load().epoch)
     run(store, pipeline, offsets("row=+5", operator="lines"))
     for one in store.list(f"{pipeline.paths.edits}/"):
         store.delete_many([one.path])

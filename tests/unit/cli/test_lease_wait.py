@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import (
+    CompactionOptions,
     CompactionPolicy,
     CompactionSettings,
     Epoch,
@@ -34,7 +35,14 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.cli.common import EXIT_SKIPPED
 from tests.compat.arroyo import unpack
-from tests.internals import AssumedJobs, JobDirectory, LeaseOptions, Pace, lease, list_quarantines
+from tests.internals import (
+    AssumedJobs,
+    JobDirectory,
+    LeaseOptions,
+    Pace,
+    lease,
+    list_quarantines,
+)
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {"rows": 24, "rows_per_epoch": 2, "keep_epochs": None, "sinks": 0}
@@ -91,7 +99,7 @@ def test_a_command_waits_for_the_lease(
 ) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(lease(store, PATHS, "nightly compaction"))
-        for kind in (LeaseOptions, Pace):
+        for kind in (LeaseOptions, Pace, CompactionOptions):
             defaults = kind.__init__.__kwdefaults__
             released = {**defaults, "sleep": lambda seconds: held.close()}
             monkeypatch.setattr(kind.__init__, "__kwdefaults__", released)

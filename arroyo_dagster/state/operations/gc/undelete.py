@@ -206,7 +206,13 @@ def run_undelete(
     run_options = options or UndeleteOptions()
     owner, clock = run_options.owner, run_options.clock
     quarantine = _known(store, paths, name)
-    with lease(store, paths, owner, LeaseOptions.of(run_options, deletes=True)) as held:
+    asked = LeaseOptions(  # the `sleep` of an undelete tells people of deletes in flight
+        deletes=True,
+        wait_seconds=run_options.lease_wait_seconds,
+        clock=run_options.clock,
+        on_event=run_options.on_lease,
+    )
+    with lease(store, paths, owner, asked) as held:
         finish_open_runs(held, paths)
         fresh = plan_undelete(held, paths, name)
         if plan is not None:

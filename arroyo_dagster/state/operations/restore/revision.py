@@ -33,7 +33,8 @@ BEFORE_EDIT = "before edit "
 BEFORE_CLEAN = "before sdf clean"
 BEFORE_MIGRATION = "before the definition changed (sdf run --migrate)"
 _BEFORE_UNDO = "before the revision of epoch "
-PINS_OF_REVISIONS = (BEFORE_EDIT, BEFORE_CLEAN, BEFORE_MIGRATION, _BEFORE_UNDO)
+OTHER_REVISIONS = (BEFORE_CLEAN, BEFORE_MIGRATION, _BEFORE_UNDO)
+PINS_OF_REVISIONS = (BEFORE_EDIT, *OTHER_REVISIONS)
 """How the reason of a pin begins that a revision has set; people's pins have others."""
 
 

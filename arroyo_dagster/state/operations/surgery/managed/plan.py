@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.restore.revision import BEFORE_EDIT
+from arroyo_dagster.state.operations.restore.revision import OTHER_REVISIONS
 from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import ChangedEntries
 from arroyo_dagster.state.operations.surgery.managed.entries import (
@@ -130,7 +130,7 @@ def _check_first_time(store: ObjectStore, paths: JobPaths, base: Checkpoint, edi
     if request is None:
         return
     record = edit_of(store, paths, base)
-    if record is None and _is_pinned_by_an_edit(store, paths, base):
+    if record is None and _may_be_edited(store, paths, base):
         raise ConflictError(
             f"epoch {base.epoch} was published by an edit whose record is not listed, so it is "
             "unknown whether it was this one",
@@ -150,13 +150,13 @@ def _check_first_time(store: ObjectStore, paths: JobPaths, base: Checkpoint, edi
         )
 
 
-def _is_pinned_by_an_edit(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> bool:
-    """Return whether an edit published an epoch, by its pin: pins are read without a listing."""
+def _may_be_edited(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> bool:
+    """Return whether an edit may have published an epoch, by the pin of the epoch before: pins are
+    read without a listing. A person's pin stands in place of that of a revision.
+    """
     before = None if checkpoint.progress is None else checkpoint.progress.revises
-    return any(
-        pin.epoch == before and not pin.released and pin.reason.startswith(BEFORE_EDIT)
-        for pin in read_pins(store, paths).pins
-    )
+    pins = (pin for pin in read_pins(store, paths).pins if pin.epoch == before)
+    return any(not pin.released and not pin.reason.startswith(OTHER_REVISIONS) for pin in pins)
 
 
 def edit_of(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> EditRecord | None:
