@@ -38,14 +38,14 @@ MOST_LINES = {
     "state.metadata": 3_104,
     "state.model": 6_292,
     "state.operations": 30_023,
-    "state.planning": 11_664,
+    "state.planning": 11_668,
     "state.runtime": 3_640,
     "state.storage": 6_131,
     "state.tables": 10_337,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_975
+MOST_LINES_OF_TESTS = 92_985
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -144,8 +144,9 @@ def _lost_files(
     old = {file.path for file in files.files}
     outputs = [file for file in present if file.path not in old and file.compaction_generation]
     kept = {file.path for file in present}
-    # A subtask that is ahead of the others drops a file by its own watermark.
-    cutoff = max(_cutoff(operator, name, op) for op in (after, last.operator(operator.operator)))
+    # By a subtask's own watermark, and its program's retention: a fork carries that of its source.
+    later = [after, last.operator(operator.operator)]
+    cutoff = max(_cutoff(owner, name, op) for owner in (operator, *later) for op in later)
     entries = set(files.files)
     # The same entry under another name: a copy was listed, or the name itself is damaged.
     renamed = {replace(file, path=_ANY) for file in present if file not in entries}
@@ -160,8 +161,11 @@ def _lost_files(
             yield file.path, ", though not expired; unless a merge left no row of it"
 
 
-def _cutoff(operator: OperatorCheckpoint, name: TableName, at: OperatorCheckpoint | None) -> int:
-    config = operator.configs[name].config if name in operator.configs else None
+def _cutoff(
+    owner: OperatorCheckpoint | None, name: TableName, at: OperatorCheckpoint | None
+) -> int:
+    """Return the cutoff by the watermark of `at` and the retention that `owner` says."""
+    config = owner.configs[name].config if owner and name in owner.configs else None
     if at is None or not isinstance(config, ExpiringTimeKeyConfig):
         return 0
     return cutoff_micros(at.max_watermark_micros, config.retention_micros)

@@ -232,6 +232,18 @@ def test_the_same_entry_under_another_name_is_not_lost() -> None:
     assert lost(checkpoint(2, rows=expiring(file)), checkpoint(3, rows=expiring(again))) == []
 
 
+def test_a_file_that_the_retention_of_the_running_program_drops_is_not_lost() -> None:
+    """A fork has carried it with the longer retention of its source."""
+    file, new = entry("j/a", max_timestamp_micros=199), entry("j/new", max_timestamp_micros=900)
+    config = replace(TIMED, config=replace(TIMED.config, retention_micros=1000))
+    before = checkpoint(2, rows=expiring(file))
+    operator = replace(before.operators[0], configs={TableName("rows"): config})
+    forked = replace(before, operators=(operator,))
+    assert lost(forked, checkpoint(3, rows=expiring(new))) == []
+    nothing = checkpoint(3, pairs=GlobalKeyedFiles(files=(StatePath("j/p"),)))
+    assert lost(forked, nothing) == [("file-lost", "j/a")]
+
+
 def test_what_was_lost_long_ago_and_has_expired_since_is_not_told() -> None:
     file = entry("j/a", max_timestamp_micros=250)
     later = [checkpoint(at, pairs=GlobalKeyedFiles(files=(StatePath("j/p"),))) for at in (3, 4)]
