@@ -53,7 +53,7 @@ class Fleet(InProcess):
         assert run is not None
         return run.status
 
-    def shown(self, root: str) -> tuple[str, Any]:
+    def page(self, root: str) -> tuple[str, Any]:
         """What the page of a pipeline shows."""
         return self.checks(["arroyo", *root.split("/"), "checkpoint"])
 
@@ -78,7 +78,7 @@ def test_a_broken_pipeline_is_red_on_its_own_page_and_alerts_once(
     store = open_store(str(server.folder / "checkpoints"))
     store.delete_many([ParquetBackend(store, BROKEN).load().paths[0]])
     assert server.verify() is dg.DagsterRunStatus.FAILURE
-    reported, red = server.shown(str(BROKEN.root))
+    reported, red = server.page(str(BROKEN.root))
     assert red["restorable"] == ("FAILED", "ERROR")
     server.tick()
     server.tick()
@@ -88,13 +88,13 @@ def test_a_broken_pipeline_is_red_on_its_own_page_and_alerts_once(
     # The verdict stays when the sensor reports a newer epoch, and until the next verdict.
     jobs[123].epochs(1)
     server.tick()
-    newer, still = server.shown(str(BROKEN.root))
+    newer, still = server.page(str(BROKEN.root))
     assert newer > reported
     assert still == red
-    green = server.shown("p000/main")[1]
+    green = server.page("p000/main")[1]
     assert green == {"restorable": ("SUCCEEDED", "ERROR"), "healthy": ("SUCCEEDED", "WARN")}
     # What is known to be broken does not alert again today.
     assert server.verify() is dg.DagsterRunStatus.SUCCESS
     server.tick()
     assert len(server.pages) == 1
-    assert server.shown(str(BROKEN.root))[1]["restorable"] == ("FAILED", "ERROR")
+    assert server.page(str(BROKEN.root))[1]["restorable"] == ("FAILED", "ERROR")

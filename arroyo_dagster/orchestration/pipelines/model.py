@@ -115,9 +115,9 @@ class PipelineList:
             gone: roots; of pipelines that the last listing did not find, also their names or keys.
         """
         left = tuple(
-            one
-            for one in self.pipelines
-            if one.root not in gone and (one.root not in self.missing or one.texts.isdisjoint(gone))
+            job
+            for job in self.pipelines
+            if job.root not in gone and (job.root not in self.missing or job.texts.isdisjoint(gone))
         )
         return replace(self, pipelines=left)
 
@@ -127,7 +127,7 @@ class PipelineList:
         Those whose operators are not known count as well. All that it covers, if none is known to
         have the operator: its run says so.
         """
-        covered = {one.root: one.operators for one in self.pipelines if export.covers(one.paths)}
+        covered = {job.root: job.operators for job in self.pipelines if export.covers(job.paths)}
         having = {root for root, operators in covered.items() if export.operator in operators}
         unknown = {root for root, operators in covered.items() if not operators}
         return having | unknown if having else set(covered)

@@ -268,7 +268,8 @@ def _derived_reader(kind: Any) -> _Read:
         return functools.partial(_mapping, *map(_reader, arguments))
     if dataclasses.is_dataclass(kind):
         if getattr(kind, "json_as_list", False):
-            return functools.partial(_listed, kind)
+            names = tuple(field.name for field in _fields(kind))
+            return functools.partial(_listed, kind, names, tuple(f.read for f in _fields(kind)))
         return functools.partial(_object, kind, {})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return functools.partial(_enum, kind)
@@ -322,9 +323,7 @@ def _fixed(readers: tuple[_Read, ...], document: Any) -> tuple[Any, ...]:
     return tuple(read(item) for read, item in zip(readers, document, strict=True))
 
 
-def _listed(kind: Any, document: Any) -> Any:
-    readers = tuple(field.read for field in _fields(kind))
-    names = (field.name for field in _fields(kind))
+def _listed(kind: Any, names: tuple[str, ...], readers: tuple[_Read, ...], document: Any) -> Any:
     return _made(kind, dict(zip(names, _fixed(readers, document), strict=True)), document)
 
 

@@ -310,11 +310,9 @@ def _check_no_removal(store: ObjectStore, roots: Roots, plan: GcPlan, files: Pac
     if _begun_removal(store, roots.paths) is None:
         return
     existing, expired = frozenset(files.paths), frozenset(plan.epochs)
-    for root in roots.epochs:
-        missing = root.epoch not in expired and next(
-            (path for path in root.files.paths if path not in existing), None
-        )
-        if missing:
+    for root in (root for root in roots.epochs if root.epoch not in expired):
+        missing = next((path for path in root.files.paths if path not in existing), None)
+        if missing is not None:
             raise refuse(
                 f"a removal of the job was begun and not finished, and epoch {root.epoch}, which "
                 "would stay, lists a file that does not exist",
