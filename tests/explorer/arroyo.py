@@ -61,7 +61,8 @@ class Controller:
         rows: the `checkpoints` table of its database: epoch to state (legacy layout).
         keep, every: how many epochs its own cleanup leaves, and how often it runs.
         retention: of the expiring table, in epochs.
-        afresh: the first epoch of the last run that ignored the state.
+        afresh: the first epoch of the last run that ignored the state, of which Arroyo keeps that
+            epochs before it are ignored (crates/arroyo-controller/src/states/scheduling.rs).
         written_late: whether a run has written an epoch after another run was started, maybe over
             that run's (legacy layout).
     """
@@ -507,8 +508,8 @@ class LegacyRun:
             job.min_epoch, job.afresh = threshold - 1, threshold
             return threshold - 1, {}, 0
         newest = job.newest
-        if newest is None:
-            return 0, {}, 0
+        if newest is None:  # the threshold stays in the job's configuration
+            return max(job.afresh - 1, 0), {}, 0
         path = job.paths.legacy_metadata(Epoch(newest))
         try:
             head = metadata.decode_legacy_checkpoint(hands.read(path), path)
