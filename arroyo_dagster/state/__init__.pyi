@@ -65,11 +65,6 @@ from .operations.compaction.publish import CompactionOutcome as CompactionOutcom
 from .operations.compaction.rewrite import RewriteOptions as RewriteOptions
 from .operations.compaction.rewrite import plan_rewrite as plan_rewrite
 from .operations.compaction.rewrite import run_rewrite as run_rewrite
-from .operations.compaction.rewrite_undo import UndoOptions as UndoOptions
-from .operations.compaction.rewrite_undo import UndoOutcome as UndoOutcome
-from .operations.compaction.rewrite_undo import UndoPlan as UndoPlan
-from .operations.compaction.rewrite_undo import plan_undo as plan_undo
-from .operations.compaction.rewrite_undo import run_undo as run_undo
 from .operations.compaction.window_recovery import recover_window as recover_window
 from .operations.export.epochs import export_changes as export_changes
 from .operations.export.epochs import export_epochs as export_epochs
@@ -90,6 +85,11 @@ from .operations.query.state import open_state as open_state
 from .operations.query.table import EpochTable as EpochTable
 from .operations.restore.rollback import plan_rollback as plan_rollback
 from .operations.restore.rollback import run_rollback as run_rollback
+from .operations.undo import UndoOptions as UndoOptions
+from .operations.undo import UndoOutcome as UndoOutcome
+from .operations.undo import UndoPlan as UndoPlan
+from .operations.undo import plan_undo as plan_undo
+from .operations.undo import run_undo as run_undo
 from .operations.verify.job import JobVerdict as JobVerdict
 from .operations.verify.job import verify_job as verify_job
 from .planning.exports import TableExport as TableExport

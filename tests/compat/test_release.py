@@ -25,7 +25,7 @@ from arroyo_dagster.state import (
 from tests.compat.arroyo import DATA
 from tests.jobs import word_job
 
-MAINTENANCE = ("leases", "writers", "windows", "journal", "quarantine", "rewrites", "edits")
+MAINTENANCE = ("leases", "writers", "windows", "journal", "quarantine", "changes")
 SALES = [{"item": item, "amount": amount} for amount in range(1, 9) for item in ("pen", "ink")]
 
 

@@ -87,9 +87,9 @@ KINDS = {
     "lease of a window": r"windows/\d+\.json",
     "newest lease of a window": r"windows/newest\.json",
     "compaction": r"compactions/.*",
-    "rewrite": r"rewrites/.*",
-    "edit": r"edits/.*",
-    "rebuild": r"rebuilds/.*",
+    "rewrite": r"changes/.*-compaction\.json",
+    "edit": r"changes/.*-edit\.json",
+    "rebuild": r"changes/.*-rebuild\.json",
     "commit note": r"commits/.*",
     "quarantine": r"quarantine/[^/]+/index\.json",
     "part of a quarantine": r"quarantine/[^/]+/part-.*",
@@ -103,7 +103,7 @@ STAGED = {"topics", "stdin", "landed", "spark", "spark-sinks"}
 NEW = {
     "object of a later release": "snapshots.json",
     "directory of a later release": "snapshots/0000001.json",
-    "name of a later release": "edits/0000001.parquet",
+    "name of a later release": "changes/0000001.parquet",
 }
 DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
     "version": lambda data: json.dumps({**json.loads(data), "version": 99}).encode(),

@@ -136,7 +136,7 @@ MUTANTS: dict[str, Callable[[], Any]] = {
         inventory, "_compactions", lambda store, roots, found: {}
     ),
     "what puts a rewrite back is ignored": _instead(
-        inventory, "_rewrites", lambda store, roots, found: {}
+        inventory, "_changes", lambda store, roots, found: {}
     ),
     "a rewrite goes on whatever the job does": _regardless,
     "new lists stay although the job was started": _instead(

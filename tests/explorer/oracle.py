@@ -33,7 +33,7 @@ CREATED_ONCE = re.compile(
 )
 """What decides who comes first: whoever creates it second must be told."""
 
-KEEPING = ("/compactions/", "/quarantine/", "/retained", "/rewrites/")
+KEEPING = ("/compactions/", "/quarantine/", "/retained", "/changes/")
 """Where maintenance says what must stay besides what epochs list."""
 
 
@@ -265,12 +265,12 @@ class Watch:
 
     def undoable(self) -> set[str]:
         """What the newest epoch of a job of Arroyo's listed before it was rewritten in place."""
-        below = f"{self.root}{OURS}rewrites/"
+        below = f"{self.root}{OURS}changes/"
         # Also one that Arroyo's own cleanup has broken: the job has gone on.
         newest = max((*self.epochs, self.restorable() or 0), default=0)
         found: set[str] = set()
         for path, (data, _, _) in self.objects.items():
-            if not path.startswith(below):
+            if not path.startswith(below) or path.endswith("-rebuild.json"):
                 continue
             record = json.loads(data)
             if record["epoch"] == newest:

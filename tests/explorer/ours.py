@@ -126,7 +126,6 @@ from tests.internals import (
     run_fork,
     run_managed_edit,
     run_rebuild,
-    run_rebuild_undo,
     run_undelete,
 )
 
@@ -679,8 +678,8 @@ def rebuild(world: World, process: Process, setting: Any, epoch: int, *, undo: b
     known = directory(setting.controller)
     try:
         if undo:
-            undone = run_rebuild_undo(hands, setting.paths, known, options)
-            return "nothing" if undone is None else "undone"
+            said = UndoOptions(owner=process.name, clock=_clock_of(world, process))
+            return "undone" if run_undo(hands, setting.paths, known, said).done else "nothing"
         run_rebuild(hands, setting.paths, known, epoch, options)
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")

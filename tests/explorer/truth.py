@@ -160,7 +160,8 @@ class Truth:
             if held is not None:
                 self._hold(epoch, held)
         for path, (data, _, _) in self.objects.items():
-            if path.startswith(f"{root}/_arroyo_dagster/rewrites/"):
+            changed = path.startswith(f"{root}/_arroyo_dagster/changes/")
+            if changed and not path.endswith("-rebuild.json"):
                 for name, text in json.loads(data)["before"].items():
                     self._versions.setdefault(name, []).append(base64.b64decode(text))
 

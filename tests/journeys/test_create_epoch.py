@@ -27,6 +27,7 @@ from arroyo_dagster.state import (
     TableName,
     WriteProtected,
     open_store,
+    run_undo,
 )
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.documentation import blocks
@@ -39,7 +40,6 @@ from tests.internals import (
     plan_fork,
     run_edit,
     run_fork,
-    run_rebuild_undo,
 )
 from tests.jobs import copied
 from tests.journeys.test_fork import below, taken
@@ -204,7 +204,7 @@ def test_a_fault_at_any_change_leaves_no_epoch_or_a_whole_one(
             run(source, job, store=store)
             assert state_of(store, job.paths) == expected, note
         assert errors_of(store, job.paths) == set(), note
-        while run_rebuild_undo(store, job.paths, said(job.paths), EditOptions()) is not None:
+        while run_undo(store, job.paths, said(job.paths)).done:
             pass
         assert others(store) == was, note
 

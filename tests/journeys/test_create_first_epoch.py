@@ -22,6 +22,7 @@ from arroyo_dagster.state import (
     WorkerGeneration,
     WriteProtected,
     open_store,
+    run_undo,
 )
 from arroyo_dagster.state.codec.derived import encode
 from tests.arroyo_jobs import Telling, facts_of, stopped
@@ -35,7 +36,6 @@ from tests.internals import (
     StartEmpty,
     plan_fork,
     run_fork,
-    run_rebuild_undo,
 )
 from tests.jobs import copied
 from tests.journeys.test_create_epoch import check_goes_on
@@ -71,7 +71,7 @@ def run(source: SurgeryJob, job: SurgeryJob, **options: Any) -> EditOutcome:
 
 
 def undo(job: SurgeryJob, store: ObjectStore | None = None) -> Any:
-    return run_rebuild_undo(store or job.store, job.paths, stopped(job.paths), NOW)
+    return run_undo(store or job.store, job.paths, stopped(job.paths))
 
 
 @pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
@@ -104,11 +104,11 @@ def test_it_is_undone_until_the_job_has_written_an_epoch() -> None:
     ):
         said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=known))
         with pytest.raises(kind, match=message) as refused:
-            run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW)
+            run_undo(job.store, job.paths, JobDirectory([said]))
         assert "pass --arroyo-db" in str(refused.value)
     assert others(job.store) == started
     said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=job.run))
-    assert run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW) is not None
+    assert run_undo(job.store, job.paths, JobDirectory([said])).done
     assert isinstance(ParquetBackend(job.store, job.paths).next_restore(), StartEmpty)
 
 
@@ -120,7 +120,7 @@ def test_it_is_not_undone_once_the_job_has_written_an_epoch() -> None:
     was = others(job.store)
     said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=job.run))
     with pytest.raises(ConflictError, match="the job has continued from it"):
-        run_rebuild_undo(job.store, job.paths, JobDirectory([said]), NOW)
+        run_undo(job.store, job.paths, JobDirectory([said]))
     assert others(job.store) == was
 
 
@@ -157,10 +157,10 @@ def test_a_fault_at_any_change_leaves_nothing_or_a_whole_epoch(
             if store.head(job.paths.manifest(RUN, Epoch(1))) is not None:
                 with pytest.raises(InputError, match="has a manifest that nothing names"):
                     run(source, job, store=store)
-                assert undo(job, store) is not None, note
+                assert undo(job, store).done, note
             run(source, job, store=store)
             assert state_of(store, job.paths) == expected, note
-        while undo(job, store) is not None:
+        while undo(job, store).done:
             pass
         assert others(store) == was, note
     assert StartEmpty in seen
@@ -224,7 +224,7 @@ def test_a_start_meanwhile_ends_it() -> None:
         with contextlib.suppress(ConflictError, InputError):
             run(source, job, store=store, directory=JobDirectory([said]))
             assert said.asked < at
-        while undo(job, store) is not None:
+        while undo(job, store).done:
             pass
         assert isinstance(ParquetBackend(store, job.paths).next_restore(), StartEmpty), at
     assert state_of(source.store, source.paths) == was

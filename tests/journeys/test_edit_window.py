@@ -18,7 +18,7 @@ from arroyo_dagster.state.operations.compaction.window_recovery import (
     interrupted_windows,
     read_window_record,
 )
-from arroyo_dagster.state.operations.gc.pins import forget_rewrites
+from arroyo_dagster.state.operations.gc.pins import forget_changes
 from arroyo_dagster.state.operations.surgery.execute import run_edit
 from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
@@ -188,7 +188,7 @@ def test_an_edit_that_is_published_in_part_is_undone_before_the_start() -> None:
     ends = set()
     for at in range(last - 5, last):
         model, starts = running(surgery_job(Layout.LEGACY))
-        lagging = Hiding(model.job.store, lambda path: "/edits/" in path)
+        lagging = Hiding(model.job.store, lambda path: "/changes/" in path)
         store = FaultInjecting(lagging, fail_at=at, mode="before")
         outcome = window(model, later(model), store)
         ends.add(outcome.end)
@@ -241,7 +241,7 @@ def test_a_job_stays_stopped_while_the_record_that_undoes_its_half_published_edi
         lambda store, control: run_edit_window(store, control, later(model), options(model)),
         change=writes_of_an_edit() - 4,
     )
-    forget_rewrites(store, paths, lambda name: True)
+    forget_changes(store, paths, lambda name: True)
     found = recovered(model, options(model))
     assert found is not None
     assert found.end is WindowEnd.NOT_STARTED

@@ -38,7 +38,7 @@ from arroyo_dagster import (
     verify_job,
 )
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
-from arroyo_dagster.state.codec.maintenance_records import decode_edit_record
+from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.model.surgery.edits import RetainRows
@@ -214,7 +214,7 @@ def test_edit_is_published_as_an_epoch_of_its_own_and_undone_by_another(
         now.get(path) == etag for path, etag in kept.items() if not any(h in path for h in hints)
     )
     assert outcome.record is not None
-    record = decode_edit_record(store.read(outcome.record), outcome.record)
+    record = decode_change_record(store.read(outcome.record), outcome.record)
     assert (record.epoch, record.operation, record.digest) == (9, edit.name, outcome.plan.digest)
     assert record.objects == outcome.objects
     assert read_pins(store, pipeline.paths).pinned == {8}
@@ -298,7 +298,7 @@ def test_relative_positions_are_refused_while_the_record_of_an_edit_is_not_liste
     if pinned:
         pin_epoch(store, pipeline.paths, ParquetBackend(store, pipeline.paths).load().epoch)
     run(store, pipeline, offsets("row=+5", operator="lines"))
-    for one in store.list(f"{pipeline.paths.edits}/"):
+    for one in store.list(f"{pipeline.paths.changes}/"):
         store.delete_many([one.path])
     with pytest.raises(ConflictError, match="an edit whose record is not listed"):
         run(store, pipeline, offsets("row=+5", operator="lines"))

@@ -25,20 +25,21 @@ from arroyo_dagster.state import (
     ParquetBackend,
     RewriteOptions,
     StatePath,
+    UndoOutcome,
     WriteProtected,
     open_store,
+    plan_undo,
     run_rewrite,
     run_undo,
     verify_job,
 )
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
-from arroyo_dagster.state.operations.surgery.rebuild.undo import plan_rebuild_undo
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import JobCondition, SetWatermark
-from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild, run_rebuild_undo
+from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild
 from tests.journeys.test_rebuild import own
 from tests.surgery_jobs import SurgeryJob, surgery_job
 
@@ -69,24 +70,21 @@ def rebuild(job: SurgeryJob, **options: Any) -> None:
 
 
 def undo(store: ObjectStore, paths: JobPaths, directory: JobDirectory | None = None) -> Any:
-    return run_rebuild_undo(store, paths, directory or stopped(paths), NOW)
+    return run_undo(store, paths, directory or stopped(paths))
 
 
 @LAYOUTS
 def test_a_rebuild_is_undone_byte_for_byte(layout: Layout) -> None:
     job = damaged_job(layout)
     was = own(job.store, job.paths)
-    assert plan_rebuild_undo(job.store, job.paths, stopped(job.paths)) is None
     rebuild(job)
     rebuilt = own(job.store, job.paths)
-    plan = plan_rebuild_undo(WriteProtected(job.store), job.paths, stopped(job.paths))
-    assert plan is not None
+    plan = plan_undo(WriteProtected(job.store), job.paths, stopped(job.paths))
     missing, damaged = objects(job)
-    assert (plan.deleted, plan.restored, plan.epoch) == ((missing,), (damaged,), 3)
+    assert (plan.deleted, plan.objects, plan.epoch) == ((missing,), (damaged,), 3)
     undone = undo(job.store, job.paths)
-    assert undone == replace(plan, done=True)
+    assert undone == UndoOutcome.of_plan(plan, done=True)
     assert own(job.store, job.paths) == was
-    assert undo(job.store, job.paths) is None
     rebuild(job)
     assert own(job.store, job.paths) == rebuilt
 
@@ -121,11 +119,10 @@ def test_edits_and_compactions_after_it_are_undone_first(layout: Layout) -> None
     settings = CompactionSettings(policy=CompactionPolicy.FULL)
     run_rewrite(store, paths, stopped(paths), settings, RewriteOptions(quiet_seconds=0))
     for operation in (None, "watermark"):
-        assert undo(store, paths) is None
-        assert run_undo(store, paths, stopped(paths)).operation == operation
+        assert undo(store, paths).operation == operation
     left = own(store, paths)
     assert {path: left[path] for path in rebuilt} == rebuilt
-    assert undo(store, paths).done
+    assert undo(store, paths).operation == "rebuild"
     assert {path: own(store, paths)[path] for path in was} == was
 
 
@@ -185,7 +182,7 @@ def test_an_undo_interrupted_anywhere_is_completed_by_the_next(
         store.delete_many([one.path for one in store.list(job.paths.leases)])
         undo(store, job.paths)
         assert own(store, job.paths) == was, at
-        assert not list(store.list(job.paths.rebuilds))
+        assert not list(store.list(job.paths.changes))
 
 
 def test_gc_keeps_what_the_lost_metadata_may_have_listed_until_the_job_goes_on() -> None:
@@ -228,5 +225,5 @@ def test_the_command_undoes_a_rebuild(layout: Layout, tmp_path: Path) -> None:
     assert (found["done"], found["deleted"], found["restored"]) == (False, [missing], [damaged])
     done = runner.invoke(cli.main, [*given, "--yes"])
     assert done.exit_code == 0, done.output
-    assert f"damaged bytes restored: {damaged}" in done.output
+    assert f"restored: {damaged}" in done.output
     assert own(target, job.paths) == was

@@ -33,7 +33,7 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
+from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
 from tests.arroyo_jobs import (
     EVENTS,
@@ -171,7 +171,7 @@ def test_a_job_that_went_on_is_rewritten_again(layout: Layout) -> None:
     outcome = rewrite(job.store, job)
     assert outcome.published
     expect_whole(job.store, job, before, "again")
-    records = job.store.list_dir(job.paths.rewrites).objects
+    records = job.store.list_dir(job.paths.changes).objects
     assert [info.path for info in records] == [outcome.record]
 
 
@@ -209,7 +209,7 @@ def test_nothing_is_put_back_once_a_file_of_the_old_lists_is_gone(layout: Layout
     job = begun(layout)
     outcome = rewrite(job.store, job)
     assert outcome.record is not None
-    record = decode_rewrite_record(job.store.read(outcome.record), outcome.record)
+    record = decode_change_record(job.store.read(outcome.record), outcome.record)
     lost = record.inputs[-1]
     data = job.store.read(lost)
     job.store.delete_many([lost])
@@ -272,12 +272,12 @@ def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_
     layout: Layout,
 ) -> None:
     job, was, clock = rewritten_a_month_ago(layout)
-    cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.rewrites}"))
+    cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.changes}"))
     asked = orphans(**{str(job.paths.root): "stopped"})
     assert not run_gc(cut, job.paths, asked, GcOptions(clock=clock)).deleted
     assert run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
     assert others(job.store) == was
-    assert not job.store.list_dir(job.paths.rewrites).objects
+    assert not job.store.list_dir(job.paths.changes).objects
     assert not run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
 
 

@@ -32,6 +32,7 @@ from arroyo_dagster.state.codec.derived import decode, encode, encode_json
 from arroyo_dagster.state.codec.journal import Previous, RunHeader
 from arroyo_dagster.state.codec.records import CopyMarker, StopRequest
 from arroyo_dagster.state.metadata.lease_records import NewestLease, encode_record, read_record
+from arroyo_dagster.state.model.changes import ChangeRecord
 from arroyo_dagster.state.model.checkpoints import (
     CommitNote,
     CommittedMarker,
@@ -45,9 +46,6 @@ from arroyo_dagster.state.model.ids import path_error
 from arroyo_dagster.state.model.json_fields import MAX_U64
 from arroyo_dagster.state.model.maintenance_window import WindowRecord
 from arroyo_dagster.state.model.objects import Packed
-from arroyo_dagster.state.model.rewrite import RewriteRecord
-from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_changes import JobPosition
 
@@ -116,8 +114,9 @@ def records_of(kind: Any) -> st.SearchStrategy[Any]:
 
 def build(kind: Any, /, **fields: Any) -> Any:
     """A record; None if the record itself refuses a value."""
-    if kind is RebuildRecord:  # `before` and `after` are of the same objects
-        fields["before"] = {path: fields["before"].get(path) for path in fields["after"]}
+    if kind is ChangeRecord:  # all are of the same objects
+        fields["before"] = {path: fields["before"].get(path) for path in fields["written"]}
+        fields["objects"] = dict.fromkeys(fields["written"], (None, "0"))
     try:
         return kind(**fields)
     except InputError:
@@ -126,7 +125,7 @@ def build(kind: Any, /, **fields: Any) -> Any:
 
 RECORDS = (
     *(CurrentGeneration, GenerationManifest, EpochRecord, CommittedMarker, CommitNote),
-    *(JobPins, CompactionRecord, RewriteRecord, EditRecord, RebuildRecord, WindowRecord),
+    *(JobPins, CompactionRecord, ChangeRecord, WindowRecord),
     *(StopRequest, CopyMarker, NewestLease),
 )
 

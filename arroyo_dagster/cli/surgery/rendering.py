@@ -12,8 +12,8 @@ from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
-from arroyo_dagster.state.model.surgery.rebuild import RebuildUndo
 from arroyo_dagster.state.operations.surgery.managed.execute import ManagedUndo
+from arroyo_dagster.state.operations.undo import UndoOutcome
 
 ENTRIES_PRINTED = 20
 """The maximum number of changed entries that are printed."""
@@ -103,7 +103,8 @@ def print_outcome(outcome: EditOutcome) -> None:
     for text in outcome.evidence:
         click.echo(f"evidence: {text}")
     for path, (before, after) in outcome.objects.items():
-        click.echo(f"{path}: sha256 {before} became {after}")
+        became = "is new" if before is None else f"{before} became"
+        click.echo(f"{path}: sha256 {became} {after}")
     done = f"{len(outcome.objects)} metadata objects were overwritten"
     if plan.creates:
         done = f"{len(outcome.objects)} metadata objects were created"
@@ -164,27 +165,35 @@ def show_managed_undo(
         )
 
 
-def show_rebuild_undo(paths: JobPaths, found: RebuildUndo, *, as_json: bool) -> None:
-    """Print which objects are damaged or missing again, or would be."""
+def show_undo(paths: JobPaths, outcome: UndoOutcome, *, as_json: bool) -> None:
+    """Print which objects got their bytes from before, or would get them."""
     if as_json:
         print_json(
             {
-                "done": found.done,
-                "operation": found.operation,
-                "epoch": found.epoch,
-                "restored": list(found.restored),
-                "deleted": list(found.deleted),
+                "done": outcome.done,
+                "operation": outcome.operation,
+                "epoch": outcome.epoch,
+                "objects": [*outcome.objects, *outcome.deleted],
+                "restored": list(outcome.objects),
+                "deleted": list(outcome.deleted),
             }
         )
         return
-    for path in found.restored:
-        click.echo(f"damaged bytes restored: {path}" if found.done else f"damaged again: {path}")
-    for path in found.deleted:
-        click.echo(f"deleted: {path}" if found.done else f"missing again: {path}")
-    if found.done:
-        click.echo(f"{paths.root}: the {found.operation} of epoch {found.epoch} was undone")
+    if outcome.record is None:
+        click.echo(f"{paths.root}: there is nothing to undo")
+        return
+    for path in outcome.objects:
+        click.echo(f"restored: {path}" if outcome.done else f"would be restored: {path}")
+    for path in outcome.deleted:
+        click.echo(f"deleted: {path}" if outcome.done else f"would be missing again: {path}")
+    undone = outcome.operation or "compaction"
+    if outcome.done:
+        click.echo(
+            f"{paths.root}: the {undone} of epoch {outcome.epoch} was undone; no data file was "
+            "deleted"
+        )
     else:
         click.echo(
-            f"{paths.root}: the {found.operation} of epoch {found.epoch} would be undone; nothing "
-            "was changed, add --yes to execute"
+            f"{paths.root}: the {undone} of epoch {outcome.epoch} would be undone; nothing was "
+            "changed, add --yes to execute"
         )

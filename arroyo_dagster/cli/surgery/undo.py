@@ -6,27 +6,22 @@ import click
 
 from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
-from arroyo_dagster.cli.rendering import print_json, print_lease_event
+from arroyo_dagster.cli.rendering import print_lease_event
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.cli.surgery.rendering import show_managed_undo, show_rebuild_undo
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.cli.surgery.rendering import show_managed_undo, show_undo
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.rewrite_undo import (
-    UndoOptions,
-    UndoOutcome,
-    plan_undo,
-    run_undo,
-)
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.managed.execute import (
     plan_managed_undo,
     run_managed_undo,
 )
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed
-from arroyo_dagster.state.operations.surgery.rebuild.undo import (
-    plan_rebuild_undo,
-    run_rebuild_undo,
+from arroyo_dagster.state.operations.undo import (
+    UndoOptions,
+    UndoOutcome,
+    plan_undo,
+    run_undo,
 )
 
 
@@ -70,45 +65,10 @@ def undo(
         )
         show_managed_undo(paths, managed_undo, done=yes, as_json=as_json)
         return
-    rebuilt = (
-        run_rebuild_undo(store, paths, directory, options)
-        if yes
-        else plan_rebuild_undo(store, paths, directory)
-    )
-    if rebuilt is not None:
-        show_rebuild_undo(paths, rebuilt, as_json=as_json)
-        return
     waiting = UndoOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     outcome = (
         run_undo(store, paths, directory, waiting)
         if yes
         else UndoOutcome.of_plan(plan_undo(store, paths, directory))
     )
-    _show_rewrite_undo(paths, outcome, as_json=as_json)
-
-
-def _show_rewrite_undo(paths: JobPaths, outcome: UndoOutcome, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "done": outcome.done,
-                "objects": list(outcome.objects),
-                "operation": outcome.operation,
-            }
-        )
-        return
-    undone = "compaction" if outcome.operation is None else f"edit {outcome.operation!r}"
-    for path in outcome.objects:
-        click.echo(path)
-    if not outcome.objects:
-        click.echo(f"{paths.root}: there is nothing to undo")
-    elif outcome.done:
-        click.echo(
-            f"{paths.root}: the original metadata was restored, from before the {undone}; no file "
-            "was deleted"
-        )
-    else:
-        click.echo(
-            f"{paths.root}: the original metadata would be restored, from before the {undone}; "
-            "nothing was changed, add --yes to execute"
-        )
+    show_undo(paths, outcome, as_json=as_json)

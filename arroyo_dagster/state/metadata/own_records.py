@@ -23,10 +23,8 @@ from arroyo_dagster.state.codec.gc import (
 )
 from arroyo_dagster.state.codec.journal import RunHeader, decode_header, decode_records
 from arroyo_dagster.state.codec.maintenance_records import (
+    decode_change_record,
     decode_compaction_record,
-    decode_edit_record,
-    decode_rebuild_record,
-    decode_rewrite_record,
     decode_window_record,
 )
 from arroyo_dagster.state.codec.records import (
@@ -146,7 +144,7 @@ def _named(paths: JobPaths, pins: JobPins) -> dict[StatePath, Decode]:
         paths.quarantine_index(name): functools.partial(decode_quarantined, name=name)
         for name in pins.quarantines
     }
-    named |= {paths.rewrites / name: decode_rewrite_record for name in pins.rewrites}
+    named |= {paths.changes / name: decode_change_record for name in pins.changes}
     return named | {paths.compactions / name: decode_compaction_record for name in pins.compactions}
 
 
@@ -251,9 +249,7 @@ def _single(paths: JobPaths) -> dict[StatePath, Decode]:
 
 _DIRECTORIES: Mapping[str, Callable[[Iterable[StatePath], bool], _Known]] = {
     "compactions": functools.partial(_records, decode_compaction_record),
-    "rewrites": functools.partial(_records, decode_rewrite_record),
-    "edits": functools.partial(_records, decode_edit_record),
-    "rebuilds": functools.partial(_records, decode_rebuild_record),
+    "changes": functools.partial(_records, decode_change_record),
     "commits": _notes,
     "journal": _runs,
     "leases": _leases,

@@ -23,7 +23,7 @@ def cut_objects(
 ) -> Iterator[LostObject]:
     """List an epoch's directory, and yield the metadata that does not name all that lies there."""
     directory = paths.checkpoint(checkpoint.epoch, checkpoint.worker_generation)
-    listed = (*store.list_dir(paths.edits).objects, *store.list(directory))
+    listed = (*store.list_dir(paths.changes).objects, *store.list(directory))
     names = [info.path for info in listed if info.addressable]
     yield from cut_checkpoint(paths, checkpoint, names)
 

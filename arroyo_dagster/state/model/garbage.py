@@ -224,7 +224,7 @@ class JobPins:
     """What stays in addition to the newest epochs; read by name, without a listing.
 
     Attributes:
-        rewrites: names of the records that undo rewrites of epochs of an Arroyo job.
+        changes: names of the records that undo changes in place of epochs of an Arroyo job.
         compactions: names of compaction records, including some that were adopted meanwhile.
         expired_below: epochs below this one may have been deleted by gc, or left out of a copy of
             the job: that they do not exist is no loss.
@@ -232,7 +232,7 @@ class JobPins:
 
     pins: tuple[Pin, ...] = ()
     quarantines: tuple[str, ...] = ()
-    rewrites: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
     compactions: tuple[str, ...] = ()
     expired_below: Epoch = NO_EPOCH
     version: int = 1

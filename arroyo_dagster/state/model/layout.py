@@ -33,7 +33,7 @@ MAINTENANCE_NAMES = frozenset(
         *("stop-request.json", "retained.json", "compactions", "leases", "writers", "commits"),
         *("journal", "quarantine", "removal.json"),
         *("topics", "stdin", "landed", "spark", "spark-sinks"),
-        *("rewrites", "edits", "rebuilds", "window.json", "windows", "copy.json"),
+        *("changes", "window.json", "windows", "copy.json"),
     }
 )
 """The names in the directory of a job that only this package writes."""
@@ -192,19 +192,11 @@ class JobPaths:
         return self.quarantine / name / QUARANTINE_INDEX
 
     @cached_property
-    def rewrites(self) -> StatePath:
-        """The original metadata of rewritten epochs of an Arroyo job, to undo the rewrites."""
-        return self.maintenance / "rewrites"
-
-    @cached_property
-    def edits(self) -> StatePath:
-        """What edits of the state of the job changed, one record each."""
-        return self.maintenance / "edits"
-
-    @cached_property
-    def rebuilds(self) -> StatePath:
-        """Which metadata was rebuilt, with the damaged bytes from before, one record each."""
-        return self.maintenance / "rebuilds"
+    def changes(self) -> StatePath:
+        """What compactions in place, edits and rebuilds changed, with the bytes from before: one
+        record each.
+        """
+        return self.maintenance / "changes"
 
     @cached_property
     def copy_marker(self) -> StatePath:
@@ -332,6 +324,11 @@ class JobPaths:
     ) -> StatePath:
         """Return the path of the merged metadata of one operator at one epoch."""
         return self._in_checkpoint(epoch, generation, operator_metadata_name(operator))
+
+    def head(self, epoch: Epoch) -> StatePath:
+        """Return the path of the object that makes an epoch exist."""
+        legacy = self.layout is Layout.LEGACY
+        return self.legacy_metadata(epoch) if legacy else self.epoch_record(epoch)
 
     def legacy_metadata(self, epoch: Epoch) -> StatePath:
         """Return the path of the object that makes an epoch exist in the legacy layout."""

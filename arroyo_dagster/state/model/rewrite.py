@@ -7,8 +7,7 @@ keeps the rows that the table's rule loads; afterwards the metadata of the epoch
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from arroyo_dagster.state.model.compaction import Forecast, LeftOut, MergeOutcome
@@ -219,29 +218,3 @@ class RewriteOutcome:
     def repaired(self) -> int:
         """The rows that Arroyo now finds, and would have lost or found in an older version."""
         return sum(part.repaired for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewriteRecord:
-    """The metadata objects of an epoch before they were rewritten.
-
-    Attributes:
-        token: the lease under which it was rewritten.
-        before: the bytes of each object as Arroyo wrote it.
-        after: SHA-256 of each object as this package wrote it, in hex.
-        inputs: data files that the old metadata lists and the new metadata does not.
-        operation: the edit that changed the rows; None = a compaction: they are the same.
-    """
-
-    pipeline: PipelineId | None
-    job: JobId
-    epoch: Epoch
-    worker_generation: WorkerGeneration | None
-    run_id: int | None
-    token: int
-    created_at_micros: int
-    before: Mapping[StatePath, bytes] = field(default_factory=dict)
-    after: Mapping[StatePath, str] = field(default_factory=dict)
-    inputs: tuple[StatePath, ...] = ()
-    operation: str | None = None
-    version: int = 1

@@ -135,4 +135,4 @@ def test_an_undo_of_a_rewrite_waits_for_the_lease(
         found = CliRunner().invoke(cli.main, [*command, *more, "--url", store.url])
     assert found.exit_code == (0 if waits else EXIT_SKIPPED), found.output
     assert "nightly compaction" in found.stderr
-    assert bool(store.list_dir(paths.rewrites).objects) == (not waits)
+    assert bool(store.list_dir(paths.changes).objects) == (not waits)

@@ -194,8 +194,9 @@ class EditOutcome:
         shards: the rewritten shards of expiring tables, read back and compared.
         published: whether the epoch lists the new files.
         record: the record that undoes it, until the job is started.
-        objects: the metadata objects that changed: SHA-256 before and after, in hex. For a managed
-            job they are those of the epoch that was published, and of the edited one before.
+        objects: the metadata objects that changed: SHA-256 before and after, in hex; None = it was
+            missing. For a managed job they are those of the epoch that was published, and of the
+            edited one before.
         unlisted: data files that the epoch no longer lists. Files that no other epoch lists are
             orphans once the job has continued.
         older_epochs: the epochs before, which still hold what was removed.
@@ -206,39 +207,7 @@ class EditOutcome:
     shards: tuple[RewriteShard, ...] = ()
     published: bool = False
     record: StatePath | None = None
-    objects: Mapping[StatePath, tuple[str, str]] = field(default_factory=dict)
+    objects: Mapping[StatePath, tuple[str | None, str]] = field(default_factory=dict)
     unlisted: tuple[StatePath, ...] = ()
     older_epochs: tuple[Epoch, ...] = ()
     evidence: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditRecord:
-    """An edit that was published: tells a verifier why the epoch lists other files than the one
-    before, and an auditor what was done. It holds no value of the state.
-
-    Attributes:
-        operation: the name of the edit.
-        digest: of the plan.
-        finish_time_micros: of the epoch: another attempt at the same number is another epoch.
-        token: the lease under which it was done.
-        objects: the metadata objects: SHA-256 before and after, in hex.
-        unlisted: data files that the epoch listed before and does not list any more, and those
-            that had expired since the epoch before it.
-        request: identifies a request that must not be applied twice: relative positions. None for
-            any other edit.
-    """
-
-    operation: str
-    digest: str
-    pipeline: PipelineId | None
-    job: JobId
-    epoch: Epoch
-    worker_generation: WorkerGeneration | None
-    finish_time_micros: int
-    token: int
-    created_at_micros: int
-    objects: Mapping[StatePath, tuple[str, str]] = field(default_factory=dict)
-    unlisted: tuple[StatePath, ...] = ()
-    request: str | None = None
-    version: int = 1

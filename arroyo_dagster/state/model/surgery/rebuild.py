@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.changes import JobHead
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -14,7 +14,6 @@ from arroyo_dagster.state.model.ids import (
     PipelineId,
     StatePath,
     TableName,
-    WorkerGeneration,
 )
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
@@ -33,19 +32,6 @@ class RebuiltTable:
     table: TableName
     carried: tuple[StatePath, ...]
     added: tuple[StatePath, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobHead:
-    """How far a job is: a start, and every later epoch, changes it.
-
-    Attributes:
-        epoch: the newest epoch.
-        worker_generation: that the fence names; None in the legacy layout.
-    """
-
-    epoch: Epoch
-    worker_generation: WorkerGeneration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,39 +79,6 @@ class RebuildPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildRecord:
-    """Metadata objects that this package wrote where there was none, or a damaged one.
-
-    Attributes:
-        operation: `rebuild`, or what else has created the epoch.
-        digest: of the plan.
-        token: the lease under which it was done.
-        before: the bytes of each object before; None = it was missing.
-        after: the bytes that it got, in the order in which they were written.
-        doubts, unlisted, head: as of the plan. gc keeps what is unlisted while the rebuild can
-            be undone.
-    """
-
-    operation: str
-    digest: str
-    pipeline: PipelineId | None
-    job: JobId
-    epoch: Epoch
-    token: int
-    created_at_micros: int
-    before: Mapping[StatePath, bytes | None]
-    after: Mapping[StatePath, bytes]
-    head: JobHead
-    doubts: tuple[str, ...] = ()
-    unlisted: tuple[StatePath, ...] = ()
-    version: int = 1
-
-    def __post_init__(self) -> None:
-        if self.before.keys() != self.after.keys():
-            raise InputError("a rebuild has bytes from before of other objects than it writes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildOutcome:
     """What a rebuild did.
 
@@ -135,22 +88,3 @@ class RebuildOutcome:
 
     plan: RebuildPlan
     record: StatePath | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildUndo:
-    """The metadata objects that undoing a rebuild restores, or would.
-
-    Attributes:
-        record: the record with their content from before.
-        operation: as of the record.
-        restored: objects that get their damaged bytes again.
-        deleted: objects that were missing.
-    """
-
-    record: StatePath
-    operation: str
-    epoch: Epoch
-    restored: tuple[StatePath, ...] = ()
-    deleted: tuple[StatePath, ...] = ()
-    done: bool = False

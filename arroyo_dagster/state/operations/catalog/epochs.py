@@ -10,7 +10,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.health import EpochFigures
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.footers import Footers
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
@@ -72,14 +72,12 @@ def _load(
     store: ObjectStore, paths: JobPaths, epoch: Epoch
 ) -> Checkpoint | ArroyoStateError | None:
     """Read one epoch; None if it expired meanwhile."""
-    legacy = paths.layout is Layout.LEGACY
-    root = paths.legacy_metadata(epoch) if legacy else paths.epoch_record(epoch)
     try:
         return ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
     except StorageError:
         raise
     except ArroyoStateError as error:
-        return None if store.head(root) is None else error
+        return None if store.head(paths.head(epoch)) is None else error
 
 
 def _without_files(checkpoint: Checkpoint) -> Checkpoint:

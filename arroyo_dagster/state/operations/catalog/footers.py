@@ -28,7 +28,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
@@ -188,8 +188,7 @@ def newest_verdict(
         epochs = backend.epochs()
         if not epochs:
             return None, _nothing_to_check(store, paths)
-        legacy = paths.layout is Layout.LEGACY
-        root = paths.legacy_metadata(epochs[-1]) if legacy else paths.epoch_record(epochs[-1])
+        root = paths.head(epochs[-1])
         try:
             verdict = check(store, backend.load_checkpoint_metadata(epochs[-1]))
             # An epoch without files counts as inspected, because its metadata was read.

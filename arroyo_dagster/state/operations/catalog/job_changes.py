@@ -311,9 +311,7 @@ def _before(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint | N
 def _read_epoch(
     store: ObjectStore, paths: JobPaths, epoch: Epoch
 ) -> Checkpoint | ArroyoStateError | _Vanished:
-    root = (
-        paths.legacy_metadata(epoch) if paths.layout is Layout.LEGACY else paths.epoch_record(epoch)
-    )
+    root = paths.head(epoch)
     # A directory of the legacy layout does not make an epoch: its metadata is written last.
     if paths.layout is Layout.LEGACY and store.head(root) is None:
         return _Vanished()

@@ -482,13 +482,8 @@ def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
     except StorageError as error:
         return _Loaded(epoch, problem=error)
     except ArroyoStateError as error:
-        root = (
-            paths.legacy_metadata(epoch)
-            if paths.layout is Layout.LEGACY
-            else paths.epoch_record(epoch)
-        )
         # An epoch that expired between listing and reading is not a problem of the job.
-        return _Loaded(epoch, problem=error, vanished=store.head(root) is None)
+        return _Loaded(epoch, problem=error, vanished=store.head(paths.head(epoch)) is None)
     generation = checkpoint.worker_generation
     return _Loaded(epoch, checkpoint.state, checkpoint, generation=generation, lost=lost)
 

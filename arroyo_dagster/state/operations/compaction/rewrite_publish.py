@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
@@ -12,17 +12,16 @@ from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.rewrite import (
     RewriteOutcome,
     RewritePlan,
-    RewriteRecord,
     RewriteShard,
     TableRewrite,
 )
-from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
@@ -34,11 +33,11 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_restorable,
     overwrite,
 )
-from arroyo_dagster.state.operations.gc.pins import forget_rewrites, keep_rewrite
+from arroyo_dagster.state.operations.gc.pins import forget_changes, keep_change
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.wrappers import Overlaid
+from arroyo_dagster.state.storage.wrappers import Extended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,11 @@ def publish(
     gone = {path for part in outcome.parts for path in part.merged.input_paths}
     done = replace(_with_result(outcome, work, after), published=True)
     change = MetadataChange(
-        objects=objects,
+        kind=ChangeKind.COMPACTION,
+        operation=None,
+        digest=None,
+        before=before_of(work.snapshot, objects),
+        after=objects,
         inputs=tuple(sorted(gone)),
         verify_level=publication.verify_level,
         now_micros=publication.now_micros,
@@ -81,33 +84,78 @@ def publish(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataChange:
-    """A change of one epoch's metadata, in place.
+    """A change of one epoch's metadata, in place; further attributes as of `ChangeRecord`.
 
     Attributes:
-        objects: the new bytes of each metadata object that changes.
-        inputs: data files that the epoch lists now and will not list any more.
+        before: the bytes of each metadata object that changes; None = it is missing.
+        after: the bytes that they get, in the order in which they are written.
+        head: of the job after the change; None = the epoch is its newest one.
         verify_level: of the epoch as it would be published.
-        edit: an edit that changes rows; None = the rows stay the same.
     """
 
-    objects: Mapping[StatePath, bytes]
-    inputs: tuple[StatePath, ...]
+    kind: ChangeKind
+    operation: str | None
+    digest: str | None
+    before: Mapping[StatePath, bytes | None]
+    after: Mapping[StatePath, bytes]
+    inputs: tuple[StatePath, ...] = ()
+    unlisted: tuple[StatePath, ...] = ()
+    request: str | None = None
+    doubts: tuple[str, ...] = ()
+    head: JobHead | None = None
     verify_level: int
     now_micros: int
-    edit: EditRecord | None = None
+
+    @property
+    def objects(self) -> dict[StatePath, tuple[str | None, str]]:
+        """SHA-256 of each object before and after, in hex; None = it is missing."""
+        return {path: (_sha256(self.before[path]), _hex(data)) for path, data in self.after.items()}
+
+    def record(self, checkpoint: Checkpoint, token: int) -> ChangeRecord:
+        """Return the record of the change, made under the lease with this token."""
+        newest = JobHead(epoch=checkpoint.epoch, worker_generation=checkpoint.worker_generation)
+        return ChangeRecord(
+            kind=self.kind,
+            operation=self.operation,
+            digest=self.digest,
+            pipeline=checkpoint.pipeline,
+            job=checkpoint.job,
+            epoch=checkpoint.epoch,
+            worker_generation=checkpoint.worker_generation,
+            finish_time_micros=checkpoint.finish_time_micros,
+            token=token,
+            created_at_micros=self.now_micros,
+            head=self.head or newest,
+            objects=self.objects,
+            before=self.before,
+            written=self.after if self.kind is ChangeKind.REBUILD else {},
+            inputs=self.inputs,
+            unlisted=self.unlisted,
+            request=self.request,
+            doubts=self.doubts,
+        )
+
+
+def _sha256(data: bytes | None) -> str | None:
+    return None if data is None else _hex(data)
+
+
+def _hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def publish_change(
     held: Leased,
     work: Unchanged,
     change: MetadataChange,
-    on_published: Callable[[StatePath], None],
+    on_published: Callable[[StatePath], None] = lambda path: None,
 ) -> StatePath:
-    """Overwrite metadata of one epoch, and return the record that undoes it.
+    """Write metadata of one epoch, and return the record that undoes it.
 
-    In this order: nothing of the job has changed for a while; of an edit, its record exists; the
-    epoch as it would be passes verification; the original metadata is recorded and pinned; each
-    object is overwritten by one put, with the job's condition checked before and after.
+    In this order: nothing of the job has changed for a while; the record of the change exists; the
+    epoch as it would be passes verification; the record is pinned; each object is written by one
+    put, with the job's condition checked before and after. A rebuild is continued by the next call
+    where it is interrupted; another change is undone.
 
     Args:
         on_published: called with the record, before an interrupt can arrive.
@@ -118,49 +166,54 @@ def publish_change(
     """
     paths, checkpoint = work.paths, work.snapshot.checkpoint
     check_quiet(held, paths, work.snapshot)
-    path = paths.rewrites / f"{checkpoint.epoch:07}-{held.lease.token:010}.json"
-    if change.edit is not None:
-        held.put(paths.edits / path.name, encode(change.edit))
-    after = Overlaid(held, change.objects)
+    record = change.record(checkpoint, held.lease.token)
+    path = paths.changes / record.name
+    held.put(path, encode(record))
     try:
+        after = Extended(held, change.after)
         check_restorable(after, paths, checkpoint.epoch, change.verify_level)
     except ProtocolError:
-        if change.edit is not None:
-            delete_all(held, [paths.edits / path.name])
+        delete_all(held, [path])
         raise
-    held.put(path, encode(_record(held, work, change)))
-    keep_rewrite(held, paths, path.name)
+    in_place = change.kind is not ChangeKind.REBUILD
+    if in_place:
+        keep_change(held, paths, path.name)
     with uninterrupted():
-        _overwrite_all(held, work, change.objects)
+        _write_all(held, work, change, put_back=in_place)
         on_published(path)
-    # The records that undo rewrites of earlier epochs are no longer applicable.
-    mine = f"{checkpoint.epoch:07}-"
-    forget_rewrites(held, paths, lambda name: not name.startswith(mine))
+    if in_place:  # changes of earlier epochs cannot be undone any more
+        mine = f"{checkpoint.epoch:07}-"
+        forget_changes(held, paths, lambda name: not name.startswith(mine))
     return path
 
 
-def _overwrite_all(held: Leased, work: Unchanged, objects: Mapping[StatePath, bytes]) -> None:
-    """Overwrite metadata, and put it back if the job was started meanwhile.
+def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_back: bool) -> None:
+    """Write metadata, and put it back if the job was started meanwhile.
 
     A run that loaded the old lists keeps their files in its next epochs. Arroyo's cleanup compares
     the epochs before the rewritten one with the lists that are stored there: with the new ones
     stored, it would delete those files. The old lists are safe for every run, because no file was
     deleted.
     """
+    view = Extended(held, change.after)  # our own objects are no change of the job
     try:
-        for path, data in objects.items():
+        for path, data in change.after.items():
             check_not_cancelled(work.paths, work.cancelled)
-            work.check(held)
-            overwrite(held, work.paths, path, work.snapshot.objects[path], data)
-        work.check(held)
+            work.check(view)
+            before = change.before[path]
+            if before is not None:
+                overwrite(held, work.paths, path, before, data)
+            elif not held.create(path, data) and held.read(path) != data:
+                raise work.changed("another process wrote the missing metadata")
+        work.check(view)
     except ArroyoStateError as error:
         try:
-            reason = work.why_changed(held)
+            reason = work.why_changed(view) if put_back else None
         except ArroyoStateError:
             raise error from None
         if reason is None:
             raise
-        raise _put_back(held, work, objects, reason) from error
+        raise _put_back(held, work, change.after, reason) from error
 
 
 def _put_back(
@@ -252,26 +305,16 @@ def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath,
     return objects
 
 
+def before_of(
+    snapshot: JobSnapshot, objects: Collection[StatePath]
+) -> dict[StatePath, bytes | None]:
+    """Return the bytes of these metadata objects as they were read."""
+    return {path: snapshot.objects[path] for path in objects}
+
+
 def _check_reads(same: bool, path: StatePath) -> None:
     if not same:
         raise ProtocolError("metadata would read back different from what was intended", path=path)
-
-
-def _record(held: Leased, work: Unchanged, change: MetadataChange) -> RewriteRecord:
-    checkpoint = work.snapshot.checkpoint
-    return RewriteRecord(
-        pipeline=checkpoint.pipeline,
-        job=checkpoint.job,
-        epoch=checkpoint.epoch,
-        worker_generation=checkpoint.worker_generation,
-        run_id=work.snapshot.answer.facts.run_id,
-        token=held.lease.token,
-        created_at_micros=change.now_micros,
-        before={path: work.snapshot.objects[path] for path in change.objects},
-        after={path: hashlib.sha256(data).hexdigest() for path, data in change.objects.items()},
-        inputs=change.inputs,
-        operation=None if change.edit is None else change.edit.operation,
-    )
 
 
 def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:

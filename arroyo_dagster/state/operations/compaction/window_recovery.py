@@ -47,7 +47,7 @@ from arroyo_dagster.state.operations.compaction.controlled_job import (
     JobControl,
     means_to_run,
 )
-from arroyo_dagster.state.operations.compaction.rewrite_undo import (
+from arroyo_dagster.state.operations.undo import (
     UndoOptions,
     changed_since,
     has_unfinished_edit,

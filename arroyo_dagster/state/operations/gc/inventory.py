@@ -13,12 +13,12 @@ from operator import attrgetter
 
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.maintenance_records import (
+    decode_change_record,
     decode_compaction_record,
-    decode_rebuild_record,
-    decode_rewrite_record,
 )
 from arroyo_dagster.state.codec.records import decode_generation_manifest
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest, LostObject
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
@@ -168,7 +168,7 @@ def read_listed(
 
     # An epoch that is published between the two reads looks inconsistent the first time.
     roots = settled(found.paths, read)
-    touched |= _rewrites(store, roots, found) | _rebuilds(store, roots, found)
+    touched |= _changes(store, roots, found)
     cut = (*_cut(roots, found), *_lost_latest(store, roots, found))
     roots = replace(roots, compactions=touched, cut=cut)
     _check_complete(store, roots, found)
@@ -377,36 +377,22 @@ def _compactions(store: ObjectStore, paths: JobPaths, found: Inventory) -> dict[
     return touched
 
 
-def _rewrites(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StatePath, Packed]:
-    """Return the files that undoing the rewrite of the newest epoch needs. An undecodable record is
-    refused; a record of an older epoch is no longer applicable.
+def _changes(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StatePath, Packed]:
+    """Return the files that undoing a change of the newest epoch needs, or that metadata lost
+    before a rebuild may have listed, until the job goes on.
+
+    Once a rebuild is undone, the original metadata may be restored from a copy of the job. An
+    undecodable record is refused; one of an earlier head of the job is no longer applicable.
     """
-    directory = roots.paths.rewrites
+    directory = roots.paths.changes
     listed = [file.path for file in found.maintenance if file.path.parent == directory]
-    # An incomplete listing hides none: applicable records are also known by name.
-    named = [directory / name for name in roots.job_pins.rewrites]
+    # An incomplete listing hides none: what can be undone is also known by name.
+    named = [directory / name for name in roots.job_pins.changes]
     record_paths = list(dict.fromkeys((*listed, *named)))
     reader = Reader(store, roots.paths)
-    read = concurrently(lambda p: reader.optional(p, decode_rewrite_record), record_paths)
+    read = concurrently(lambda p: reader.optional(p, decode_change_record), record_paths)
     return {
         path: Packed.of_paths(record.inputs)
-        for path, record in zip(record_paths, read, strict=True)
-        if record is not None and record.epoch >= roots.head.epoch
-    }
-
-
-def _rebuilds(store: ObjectStore, roots: Roots, found: Inventory) -> dict[StatePath, Packed]:
-    """Return the files that metadata lost before a rebuild may have listed, until the job goes on.
-
-    Once the rebuild is undone, the original metadata may be restored from a copy of the job. An
-    undecodable record is refused.
-    """
-    directory = roots.paths.rebuilds
-    record_paths = [file.path for file in found.maintenance if file.path.parent == directory]
-    reader = Reader(store, roots.paths)
-    read = concurrently(lambda p: reader.optional(p, decode_rebuild_record), record_paths)
-    return {
-        path: Packed.of_paths(record.unlisted)
         for path, record in zip(record_paths, read, strict=True)
         if record is not None and record.head.epoch >= roots.head.epoch
     }
@@ -423,7 +409,7 @@ def _cut(roots: Roots, found: Inventory) -> Iterator[LostObject]:
             names.setdefault(address.checkpoint, []).append(stored)
     head = names.get(str(paths.checkpoint(roots.head.epoch, roots.head.worker_generation)), ())
     timed = any(written_with(roots.head, stored) for stored in head)  # unlike those of a copy
-    edits = [file for file in found.maintenance if file.path.parent == paths.edits]
+    edits = [f for f in found.maintenance if is_change_of(paths, f.path, ChangeKind.EDIT)]
     written = {file.path: file.modified_micros for file in found.metadata}
     for epoch, number, shared in epoch_directories(roots):
         listed = names.get(str(paths.checkpoint(number, epoch.worker_generation)), ())

@@ -4,18 +4,21 @@ maintenance operation respects them.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.derived import encode
+from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
+from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
-from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
@@ -220,26 +223,43 @@ def keep_compaction(held: ObjectStore, paths: JobPaths, name: str) -> None:
     put_pins(held, paths, add)
 
 
-def keep_rewrite(held: ObjectStore, paths: JobPaths, name: str) -> None:
-    """Pin the record that undoes a rewrite, after it has been written.
+def keep_change(held: ObjectStore, paths: JobPaths, name: str) -> None:
+    """Pin the record that undoes a change in place, after it has been written.
 
     Args:
         held: the store, under the lease.
         name: of the record.
     """
-    put_pins(held, paths, lambda kept: replace(kept, rewrites=(*kept.rewrites, name)))
+    put_pins(held, paths, lambda kept: replace(kept, changes=(*kept.changes, name)))
 
 
-def forget_rewrites(held: ObjectStore, paths: JobPaths, done: Callable[[str], bool]) -> None:
-    """Unpin records of rewrites that are no longer applicable, then delete them.
+def forget_changes(held: ObjectStore, paths: JobPaths, done: Callable[[str], bool]) -> None:
+    """Unpin compactions and edits that cannot be undone any more. Their records are deleted; those
+    of edits stay without the bytes from before, as they explain the history of the job.
 
     Args:
         held: the store, under the lease.
-        done: whether the record of this name is no longer applicable.
+        done: whether the change with a record of this name cannot be undone any more.
     """
-    named = read_pins(held, paths).rewrites
+    named = unpin_changes(held, paths, done)
+    listed = [info.path for info in held.list_dir(paths.changes).objects]
+    paths_done = [path for path in {*listed, *named} if done(path.name)]
+    compactions = [p for p in paths_done if is_change_of(paths, p, ChangeKind.COMPACTION)]
+    delete_all(held, compactions)
+    for path in paths_done:
+        if is_change_of(paths, path, ChangeKind.EDIT):
+            with contextlib.suppress(NotFoundError):
+                record = decode_change_record(held.read(path), path)
+                if record.before:
+                    held.put(path, encode(replace(record, before={}, inputs=())))
+
+
+def unpin_changes(
+    held: ObjectStore, paths: JobPaths, done: Callable[[str], bool]
+) -> list[StatePath]:
+    """Unpin the changes of these names, and return the records of all that were pinned."""
+    named = read_pins(held, paths).changes
     stays = tuple(name for name in named if not done(name))
     if stays != named:
-        put_pins(held, paths, lambda kept: replace(kept, rewrites=stays))
-    listed = [info.path.name for info in held.list_dir(paths.rewrites).objects]
-    delete_all(held, [paths.rewrites / name for name in {*listed, *named} if done(name)])
+        put_pins(held, paths, lambda kept: replace(kept, changes=stays))
+    return [paths.changes / name for name in named]

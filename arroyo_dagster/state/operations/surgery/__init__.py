@@ -1,3 +1,3 @@
 """Edits of the state of stopped Arroyo jobs: plan, execute, find a key. For undo see
-`operations.compaction.rewrite_undo`.
+`operations.undo`.
 """

@@ -34,6 +34,7 @@ from arroyo_dagster.state.metadata.lease import (
     LeaseOptions,
     lease,
 )
+from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
     CurrentGeneration,
@@ -110,7 +111,8 @@ def plan_copy(
     files = dict.fromkeys(
         path for root in epochs if root.epoch not in bare for path in root.files.paths
     )
-    edits = [info.path for info in source.list_dir(paths.edits).objects]
+    changes = [info.path for info in source.list_dir(paths.changes).objects]
+    edits = [path for path in changes if is_change_of(paths, path, ChangeKind.EDIT)]
     copied = {root.epoch for root in epochs}
     return CopyPlan(
         pipeline=paths.pipeline,

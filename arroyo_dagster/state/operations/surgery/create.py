@@ -9,16 +9,15 @@ Source: docs/spec/state-surgery.md, `Create a whole epoch`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.metadata import encode_legacy_checkpoint, encode_operator
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.reader import legacy_head
+from arroyo_dagster.state.model.changes import ChangeKind, JobHead
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -28,20 +27,20 @@ from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import CheckpointFacts, JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, EditPrecondition
-from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.quiet import check_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
-    check_restorable,
     guards_of,
     list_objects,
 )
+from arroyo_dagster.state.operations.compaction.rewrite_publish import (
+    MetadataChange,
+    publish_change,
+)
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState
-from arroyo_dagster.state.operations.surgery.rebuild.execute import write_missing
 from arroyo_dagster.state.operations.surgery.rebuild.first_epoch import (
     empty_generation,
     first_epoch,
@@ -285,45 +284,31 @@ def publish_created(
 ) -> EditOutcome:
     """Write the metadata of an epoch that the job does not have yet, once it passes verification.
 
-    `run_rebuild_undo` undoes it.
+    `run_undo` undoes it.
 
     Raises:
         ConflictError: the job changed or was started meanwhile.
         ProtocolError: the epoch as it would be does not pass verification; nothing was published.
     """
-    paths = work.paths
-    check_quiet(held, paths, work.snapshot)
-    checkpoint = replace(work.snapshot.checkpoint, operators=new.operators)
+    paths, checkpoint = work.paths, replace(work.snapshot.checkpoint, operators=new.operators)
     after = _encoded(held, work, checkpoint)
-    before = {path: held.read(path) if held.head(path) is not None else None for path in after}
-    view = Extended(held, after)
-    check_restorable(view, paths, plan.epoch, options.verify_level)
-    if paths.layout is Layout.PROTOCOL:  # our own record is no change of the job
+    snapshot = replace(work.snapshot, checkpoint=checkpoint)
+    if paths.layout is Layout.PROTOCOL:  # the record of the epoch is no change of the job
         work.check(held)
-        guards = guards_of(view, paths, checkpoint)
-        work = replace(work, snapshot=replace(work.snapshot, guards=guards))
-    path = paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
-    record = RebuildRecord(
+        snapshot = replace(snapshot, guards=guards_of(Extended(held, after), paths, checkpoint))
+    change = MetadataChange(
+        kind=ChangeKind.REBUILD,
         operation=plan.edit.name,
         digest=plan.digest,
-        pipeline=plan.pipeline,
-        job=plan.job,
-        epoch=plan.epoch,
-        token=held.lease.token,
-        created_at_micros=options.clock(),
-        before=before,
+        before={path: held.read(path) if held.head(path) is not None else None for path in after},
         after=after,
-        head=JobHead(epoch=plan.epoch, worker_generation=checkpoint.worker_generation),
         doubts=plan.unknown,
+        head=JobHead(epoch=plan.epoch, worker_generation=checkpoint.worker_generation),
+        verify_level=options.verify_level,
+        now_micros=options.clock(),
     )
-    held.put(path, encode(record))
-    write_missing(held, work, record)
-    return EditOutcome(
-        plan=plan,
-        published=True,
-        record=path,
-        objects={path: (_sha256(before[path] or b""), _sha256(after[path])) for path in after},
-    )
+    path = publish_change(held, replace(work, snapshot=snapshot), change)
+    return EditOutcome(plan=plan, published=True, record=path, objects=change.objects)
 
 
 def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
@@ -338,7 +323,3 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
     }
     objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
     return objects
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -63,7 +63,7 @@ def _check_first_time(
                 "not listed, so it is unknown whether it was this one",
                 job=paths.root,
                 epoch=checkpoint.epoch,
-                path=paths.edits,
+                path=paths.changes,
                 retryable=True,
                 next_step=f"{_ABSOLUTE}, or run it again once the store lists the record",
             )

@@ -6,7 +6,6 @@ every new file was read back, and the epoch as it would be was verified. Nothing
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -14,13 +13,14 @@ from typing import Generic, Protocol, TypeVar
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
+from arroyo_dagster.state.model.changes import ChangeKind
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import QuietSettings, RewriteShard
 from arroyo_dagster.state.model.surgery.edits import Edit, Rescale
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, EditRecord
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     MetadataChange,
+    before_of,
     encoded_objects,
     publish_change,
 )
@@ -334,39 +335,25 @@ def publish_edit(
         return EditOutcome(plan=plan)
     listed = set(after.paths)
     unlisted = tuple(path for path in dict.fromkeys(checkpoint.paths) if path not in listed)
-    digests = {
-        path: (plan.objects[path], hashlib.sha256(data).hexdigest())
-        for path, data in objects.items()
-    }
     epochs = ParquetBackend(held, work.paths).epochs()
     older = tuple(epoch for epoch in epochs if epoch < checkpoint.epoch)
-    now = options.clock()
-    record = EditRecord(
+    change = MetadataChange(
+        kind=ChangeKind.EDIT,
         operation=plan.edit.name,
         digest=plan.digest,
-        pipeline=checkpoint.pipeline,
-        job=checkpoint.job,
-        epoch=checkpoint.epoch,
-        worker_generation=checkpoint.worker_generation,
-        finish_time_micros=checkpoint.finish_time_micros,
-        token=held.lease.token,
-        created_at_micros=now,
-        objects=digests,
+        before=before_of(snapshot, objects),
+        after=objects,
+        inputs=tuple(sorted(unlisted)),
         unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
         request=request_of(plan.edit),
-    )
-    change = MetadataChange(
-        objects=objects,
-        inputs=tuple(sorted(unlisted)),
         verify_level=options.verify_level,
-        now_micros=now,
-        edit=record,
+        now_micros=options.clock(),
     )
     done = EditOutcome(
         plan=plan,
         shards=new.shards,
         published=True,
-        objects=digests,
+        objects=change.objects,
         unlisted=unlisted,
         older_epochs=older,
         evidence=new.evidence,

@@ -78,7 +78,7 @@ def run_fork(
 
     Args:
         directory: the source of the stopped job's status; asked again before each change.
-        create: as of `plan_fork`. `run_rebuild_undo` then undoes it.
+        create: as of `plan_fork`. `run_undo` undoes it, too.
 
     Raises:
         LeaseHeldError: another process maintains the job.

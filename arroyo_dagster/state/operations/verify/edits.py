@@ -5,20 +5,16 @@ of rebuilds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.maintenance_records import (
-    decode_edit_record,
-    decode_rebuild_record,
-)
+from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, is_change_of
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.planning.verify.edits import concerns, current_edits, is_unfinished
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -33,11 +29,11 @@ class EditFacts:
         digests: SHA-256 of the metadata objects that they name, in hex.
     """
 
-    records: Mapping[StatePath, EditRecord | None] = field(default_factory=dict)
+    records: Mapping[StatePath, ChangeRecord | None] = field(default_factory=dict)
     digests: Mapping[StatePath, str] = field(default_factory=dict)
 
     @property
-    def unfinished(self) -> dict[StatePath, EditRecord]:
+    def unfinished(self) -> dict[StatePath, ChangeRecord]:
         """The records of edits of which only some metadata objects were written."""
         return {
             path: record
@@ -49,15 +45,13 @@ class EditFacts:
 def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint]) -> EditFacts:
     """Read the records of edits of these epochs; one LIST and one GET for a job never edited.
 
-    Records that a listing lacks are found by their names: the pins of an Arroyo job name the record
-    that undoes each edit, and both have one name.
+    Records that a listing lacks are found by their names, which the pins of an Arroyo job hold.
 
     Raises:
         StorageError: the store failed.
     """
-    listed = {info.path for info in store.list_dir(paths.edits).objects}
-    found = sorted(listed | _named(store, paths))
-    read = dict(zip(found, concurrently(lambda path: _record(store, path), found), strict=True))
+    listed = _listed(store, paths, ChangeKind.EDIT)
+    read = _read(store, listed | _named(store, paths))
     records = {
         path: record
         for path, record in read.items()
@@ -69,37 +63,41 @@ def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint
     return EditFacts(records, {path: digest for path, digest in pairs if digest is not None})
 
 
-def _named(store: ObjectStore, paths: JobPaths) -> set[StatePath]:
-    """Return where the record of each pinned rewrite is, if an edit made it."""
-    try:
-        return {paths.edits / name for name in ParquetBackend(store, paths).job_pins().rewrites}
-    except FormatError:
-        return set()  # `health` reports it, and no edit is published without pins
-
-
-def read_rebuilds(store: ObjectStore, paths: JobPaths) -> dict[StatePath, RebuildRecord | None]:
+def read_rebuilds(store: ObjectStore, paths: JobPaths) -> dict[StatePath, ChangeRecord | None]:
     """Read the records of rebuilds, by path; None if one does not decode.
 
     Raises:
         StorageError: the store failed.
     """
-    listed = sorted(info.path for info in store.list_dir(paths.rebuilds).objects)
-    read = concurrently(lambda path: _rebuild_record(store, path), listed)
-    return dict(zip(listed, read, strict=True))
+    return _read(store, _listed(store, paths, ChangeKind.REBUILD))
 
 
-def _rebuild_record(store: ObjectStore, path: StatePath) -> RebuildRecord | None:
+def _listed(store: ObjectStore, paths: JobPaths, kind: ChangeKind) -> set[StatePath]:
+    listed = store.list_dir(paths.changes).objects
+    return {info.path for info in listed if is_change_of(paths, info.path, kind)}
+
+
+def _named(store: ObjectStore, paths: JobPaths) -> set[StatePath]:
+    """Return the records of edits that the pins name."""
     try:
-        return decode_rebuild_record(store.read(path), path)
-    except (FormatError, NotFoundError):
-        return None
+        names = ParquetBackend(store, paths).job_pins().changes
+    except FormatError:
+        return set()  # `health` reports it, and no edit is published without pins
+    records = (paths.changes / name for name in names)
+    return {path for path in records if is_change_of(paths, path, ChangeKind.EDIT)}
 
 
-def _record(store: ObjectStore, path: StatePath) -> EditRecord | None:
-    try:
-        return decode_edit_record(store.read(path), path)
-    except (FormatError, NotFoundError):
-        return None
+def _read(store: ObjectStore, paths: Collection[StatePath]) -> dict[StatePath, ChangeRecord | None]:
+    """Return records by path, in its order; None if one is missing or does not decode."""
+
+    def record(path: StatePath) -> ChangeRecord | None:
+        try:
+            return decode_change_record(store.read(path), path)
+        except (FormatError, NotFoundError):
+            return None
+
+    ordered = sorted(paths)
+    return dict(zip(ordered, concurrently(record, ordered), strict=True))
 
 
 def _digest(store: ObjectStore, path: StatePath) -> str | None:

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import Checkpoint, LostObject
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import (
@@ -122,9 +123,8 @@ def cut_metadata(
     place = paths.checkpoint(number, generation)
     cut: dict[StatePath, LostObject] = {}
     folded = {fold(operator) for operator in tables}  # some disks keep the first spelling
-    edits = f"{paths.edits}/{epoch:07}-"
     for path in names:
-        if path.startswith(edits):
+        if is_change_of(paths, path, ChangeKind.EDIT, epoch):
             return
         address = parse_operator_object(paths, path)
         if address is None or address.checkpoint != place or is_rewritten(path):

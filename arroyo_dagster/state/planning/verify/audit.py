@@ -12,7 +12,6 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
     JobPaths,
-    Layout,
     is_data_file,
     parse_manifest_path,
 )
@@ -81,7 +80,7 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
     }
     numbers = sorted({*lost, *facts.problems})
     for number in numbers[:-1]:
-        root = _root_of(facts.paths, number)
+        root = facts.paths.head(number)
         # Arroyo's cleanup deletes the files of epochs below its minimum before their metadata.
         if number < kept or root not in facts.listing:
             continue
@@ -94,12 +93,6 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
         evidence = f"epoch {number} {evidence}" + ("; it is pinned" if pinned else "")
         step = "`arroyo-state sql @fate` says what became of them; do not go back to this epoch"
         yield either(pinned, "older-epoch-incomplete", root, evidence, step)
-
-
-def _root_of(paths: JobPaths, epoch: Epoch) -> StatePath:
-    """Return the object that makes an epoch exist."""
-    legacy = paths.layout is Layout.LEGACY
-    return paths.legacy_metadata(epoch) if legacy else paths.epoch_record(epoch)
 
 
 def _off_chain(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:

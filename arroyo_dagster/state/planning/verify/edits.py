@@ -8,12 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
+from arroyo_dagster.state.model.changes import ChangeRecord
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.surgery.edits import Rescale
-from arroyo_dagster.state.model.surgery.plans import EditRecord
-from arroyo_dagster.state.model.surgery.rebuild import RebuildRecord
 from arroyo_dagster.state.planning.verify.findings import Finding, either, note
 
 Digests = Mapping[StatePath, str]
@@ -23,7 +22,7 @@ Explained = Mapping[Epoch, frozenset[StatePath]]
 """By epoch, the files that an edit took from its lists on purpose."""
 
 
-def concerns(record: EditRecord, checkpoint: Checkpoint) -> bool:
+def concerns(record: ChangeRecord, checkpoint: Checkpoint) -> bool:
     """Return whether a record is of this very epoch, and of no other attempt at its number."""
     return (
         record.job == checkpoint.job
@@ -34,7 +33,7 @@ def concerns(record: EditRecord, checkpoint: Checkpoint) -> bool:
     )
 
 
-def is_unfinished(record: EditRecord, digests: Digests) -> bool:
+def is_unfinished(record: ChangeRecord, digests: Digests) -> bool:
     """Return whether only some of the edit's metadata objects were written, and that matters.
 
     A rescale changes no row: each operator may be started, and the next rescale does the rest.
@@ -45,7 +44,9 @@ def is_unfinished(record: EditRecord, digests: Digests) -> bool:
     return len(states) == 2
 
 
-def current_edits(records: Mapping[StatePath, EditRecord | None]) -> dict[StatePath, EditRecord]:
+def current_edits(
+    records: Mapping[StatePath, ChangeRecord | None],
+) -> dict[StatePath, ChangeRecord]:
     """Return the newest edit of each epoch; only these can be unfinished.
 
     A further edit is refused while one is unfinished, and it may give an object the bytes that it
@@ -58,7 +59,7 @@ def current_edits(records: Mapping[StatePath, EditRecord | None]) -> dict[StateP
     return dict(newest.values())
 
 
-def was_applied(record: EditRecord, digests: Digests) -> bool:
+def was_applied(record: ChangeRecord, digests: Digests) -> bool:
     """Return whether the edit's metadata was written, at least in part.
 
     An object that a later compaction has changed counts as written.
@@ -67,7 +68,7 @@ def was_applied(record: EditRecord, digests: Digests) -> bool:
 
 
 def explained_files(
-    history: Sequence[Checkpoint], edits: Sequence[EditRecord], digests: Digests
+    history: Sequence[Checkpoint], edits: Sequence[ChangeRecord], digests: Digests
 ) -> Explained:
     """Return the files that edits took from the lists of these epochs.
 
@@ -84,7 +85,7 @@ def explained_files(
     return explained
 
 
-def undone_files(history: Sequence[Checkpoint], edits: Sequence[EditRecord]) -> Explained:
+def undone_files(history: Sequence[Checkpoint], edits: Sequence[ChangeRecord]) -> Explained:
     """Return, by epoch, files of edits of the epoch before of which it lists none.
 
     Where the record of an undone edit is left, its undo met a start, which may have taken the
@@ -110,7 +111,7 @@ def _took_new_files(checkpoint: Checkpoint, before: Checkpoint) -> bool:
 
 def edit_findings(
     history: Sequence[Checkpoint],
-    edits: Mapping[StatePath, EditRecord | None],
+    edits: Mapping[StatePath, ChangeRecord | None],
     digests: Digests,
 ) -> Iterator[Finding]:
     """Find edits that were interrupted.
@@ -133,7 +134,7 @@ def edit_findings(
 
 
 def rebuild_findings(
-    history: Sequence[Checkpoint], rebuilds: Mapping[StatePath, RebuildRecord | None]
+    history: Sequence[Checkpoint], rebuilds: Mapping[StatePath, ChangeRecord | None]
 ) -> Iterator[Finding]:
     """Find epochs whose metadata this package wrote anew: what is doubtful about them.
 
@@ -146,7 +147,7 @@ def rebuild_findings(
         if record is not None and record.epoch in epochs:
             doubts = "; ".join(record.doubts) or "none"
             evidence = (
-                f"{len(record.after)} metadata objects of epoch {record.epoch} were written by "
+                f"{len(record.objects)} metadata objects of epoch {record.epoch} were written by "
                 f"{record.operation!r}; doubts: {doubts}"
             )
             step = "nothing; `arroyo-state undo` undoes it until the job is started"

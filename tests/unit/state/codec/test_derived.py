@@ -11,14 +11,13 @@ import pytest
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import Epoch, JobId, OperatorId, PipelineId, StatePath, TableName
 from arroyo_dagster.state.codec.derived import decode, encode, plain_values, value_from_json
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.compaction import (
     CompactionRecord,
     CompactionSettings,
     MergedPairs,
     MergedRows,
 )
-from arroyo_dagster.state.model.rewrite import RewriteRecord
-from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuildRecord
 from arroyo_dagster.state.model.tables import TimeFile
 
 PATH = StatePath("j/o/table-t-000")
@@ -39,17 +38,29 @@ COMPACTION = CompactionRecord(
         MergedRows(**OF, inputs=(FILE,), outputs=(FILE,)),
     ),
 )
-REBUILD = RebuildRecord(
+CHANGE: dict[str, Any] = {
     **JOB,
-    pipeline=None,
+    "pipeline": None,
+    "worker_generation": None,
+    "finish_time_micros": 4,
+    "head": JobHead(epoch=Epoch(3)),
+}
+REBUILD = ChangeRecord(
+    **CHANGE,
+    kind=ChangeKind.REBUILD,
     operation="rebuild",
     digest="d",
+    objects={PATH: (None, "ab")},
     before={PATH: None},
-    after={PATH: b"\0\xff"},
-    head=JobHead(epoch=Epoch(3)),
+    written={PATH: b"\0\xff"},
 )
-REWRITE = RewriteRecord(
-    **JOB, pipeline=None, worker_generation=None, run_id=None, before={PATH: b"x"}
+REWRITE = ChangeRecord(
+    **CHANGE,
+    kind=ChangeKind.COMPACTION,
+    operation=None,
+    digest=None,
+    objects={PATH: ("aa", "ab")},
+    before={PATH: b"x"},
 )
 
 
@@ -92,7 +103,7 @@ def changed(record: Any, *steps: Any, value: Any) -> bytes:
         (COMPACTION, ("merged", 0), {"operator": "o"}, "field merged[0] should be an object with"),
         (COMPACTION, ("version",), 2, "an object of version 2: this release knows version 1"),
         (COMPACTION, ("version",), None, "an object of version None"),
-        (REBUILD, ("after",), {}, "should be a valid RebuildRecord"),
+        (REBUILD, ("objects",), {}, "should be a valid ChangeRecord"),
         (REBUILD, ("head",), {"epoch": "3"}, "field head.epoch should be a whole number"),
         (REWRITE, ("before",), {str(PATH): "?"}, "should be Base64, found '?'"),
         (REWRITE, ("before",), {"../x": ""}, "should be a path below the checkpoint URL"),
@@ -124,11 +135,7 @@ def test_a_choice_is_one_of_the_known_ones() -> None:
 
 def test_what_a_reader_would_refuse_is_not_written() -> None:
     with pytest.raises(InputError, match="field token should be a whole number"):
-        encode(
-            RewriteRecord(
-                **{**JOB, "token": -1}, pipeline=None, worker_generation=None, run_id=None
-            )
-        )
+        encode(replace(REWRITE, token=-1))
 
 
 def test_a_record_that_would_be_read_as_another_one_is_not_written() -> None:

@@ -21,12 +21,13 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rollback import RollbackPlan
 from arroyo_dagster.state.model.surgery.edits import Edit
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditRecord
+from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.pins import put_pins, release
@@ -109,7 +110,7 @@ class _Publication:
     options: EditOptions
     paths: JobPaths
     token: int
-    record: EditRecord | None = None
+    record: ChangeRecord | None = None
     record_path: StatePath | None = None
 
     def write(self, base: Checkpoint, writer: RevisionWriter) -> RevisedContent:
@@ -149,7 +150,8 @@ class _Publication:
     def _put_record(self, writer: RevisionWriter, operators: Sequence[OperatorCheckpoint]) -> None:
         plan, base = self.edit.plan, self.edit.base
         listed = {path for op in operators for files in op.tables.values() for path in files.paths}
-        self.record = EditRecord(
+        self.record = ChangeRecord(
+            kind=ChangeKind.EDIT,
             operation=plan.edit.name,
             digest=plan.digest,
             pipeline=base.pipeline,
@@ -159,11 +161,11 @@ class _Publication:
             finish_time_micros=writer.finish_time_micros,
             token=self.token,
             created_at_micros=writer.finish_time_micros,
+            head=JobHead(epoch=writer.epoch, worker_generation=writer.backend.generation),
             unlisted=tuple(path for path in dict.fromkeys(base.paths) if path not in listed),
             request=request_of(plan.edit),
         )
-        name = f"{writer.epoch:07}-{self.token:010}.json"
-        self.record_path = self.paths.edits / name
+        self.record_path = self.paths.changes / self.record.name
         writer.store.put(self.record_path, encode(self.record))
 
     def finished(self, held: ObjectStore, epoch: Epoch) -> EditOutcome:
@@ -262,6 +264,7 @@ def plan_managed_undo(
     record = edit_of(store, paths, edited)
     if record is None:
         return None
+    assert record.operation is not None
     assert edited.progress is not None
     assert edited.progress.revises is not None
     facts = directory.look_up([paths])[0].facts

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.model.changes import ChangeRecord
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobCondition, JobFacts
@@ -24,7 +25,6 @@ from arroyo_dagster.state.model.surgery.edits import (
 from arroyo_dagster.state.model.surgery.plans import (
     EditPlan,
     EditPrecondition,
-    EditRecord,
     TableAction,
     TableStep,
     WatermarkStep,
@@ -136,7 +136,7 @@ def _check_first_time(store: ObjectStore, paths: JobPaths, base: Checkpoint, edi
             "unknown whether it was this one",
             job=paths.root,
             epoch=base.epoch,
-            path=paths.edits,
+            path=paths.changes,
             retryable=True,
             next_step="give absolute positions, or run it again once the store lists the record",
         )
@@ -159,7 +159,7 @@ def _may_be_edited(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) 
     return any(not pin.released and not pin.reason.startswith(OTHER_REVISIONS) for pin in pins)
 
 
-def edit_of(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> EditRecord | None:
+def edit_of(store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint) -> ChangeRecord | None:
     """Return the record of the edit that published an epoch; None = no edit did."""
     if checkpoint.progress is None or checkpoint.progress.revises is None:
         return None

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.model.changes import ChangeKind, JobHead, is_change_of
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
+from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Extended
@@ -61,11 +62,11 @@ def check_not_rewritten(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> No
     Raises:
         ProtocolError: a record of such a change exists.
     """
-    directories = (paths.rewrites, paths.edits)
-    listed = [info.path for directory in directories for info in store.list_dir(directory).objects]
-    pinned = [paths.rewrites / name for name in read_pins(store, paths).rewrites]
+    listed = [info.path for info in store.list_dir(paths.changes).objects]
+    pinned = [paths.changes / name for name in read_pins(store, paths).changes]
+    in_place = (ChangeKind.COMPACTION, ChangeKind.EDIT)
     for path in (*listed, *pinned):
-        if path.name.startswith(f"{epoch:07}-"):
+        if any(is_change_of(paths, path, kind, epoch) for kind in in_place):
             raise ProtocolError(
                 "the epoch was edited or compacted in place, so that its lists cannot be known "
                 "from names",

@@ -11,10 +11,9 @@ import itertools
 from dataclasses import dataclass
 
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
-from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.model.changes import ChangeKind
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -23,10 +22,10 @@ from arroyo_dagster.state.model.ids import (
     path_error,
 )
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuildRecord
+from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.quiet import check_quiet, wait_until_quiet
+from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
@@ -34,14 +33,16 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_restorable,
     guards_of,
     list_objects,
-    overwrite,
+)
+from arroyo_dagster.state.operations.compaction.rewrite_publish import (
+    MetadataChange,
+    publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.rebuild.legacy import LegacyRebuild
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.storage.wrappers import Extended
 
 _VERIFY_LEVEL = 2
 
@@ -75,7 +76,7 @@ def run_rebuild(
     """Rebuild the metadata of an epoch of a stopped Arroyo job.
 
     What leads to an object is written after it. An interrupted rebuild is continued by the next
-    call. `run_rebuild_undo` undoes it until the job is started.
+    call. `run_undo` undoes it until the job is started.
 
     Raises:
         ConflictError: another plan was approved, or the job changed or was started meanwhile.
@@ -94,7 +95,6 @@ def run_rebuild(
         check_may(paths, again.snapshot)
         _check_approved(again.plan, prepared.plan.digest)
         wait_until_quiet(again.snapshot, began, run_options)
-        check_quiet(held, paths, again.snapshot)
         work = Unchanged(paths, directory, again.snapshot)
         record = _write(held, work, again, run_options)
     return RebuildOutcome(plan=again.plan, record=record)
@@ -114,41 +114,19 @@ def _write(
     held: Leased, work: Unchanged, prepared: _PreparedRebuild, options: EditOptions
 ) -> StatePath:
     plan = prepared.plan
-    path = work.paths.rebuilds / f"{plan.epoch:07}-{held.lease.token:010}.json"
-    record = RebuildRecord(
+    change = MetadataChange(
+        kind=ChangeKind.REBUILD,
         operation="rebuild",
         digest=plan.digest,
-        pipeline=plan.pipeline,
-        job=plan.job,
-        epoch=plan.epoch,
-        token=held.lease.token,
-        created_at_micros=options.clock(),
         before=plan.before,
         after=plan.after,
-        head=plan.head,
+        inputs=plan.unlisted,
         doubts=plan.doubts,
-        unlisted=plan.unlisted,
+        head=plan.head,
+        verify_level=_VERIFY_LEVEL,
+        now_micros=options.clock(),
     )
-    held.put(path, encode(record))
-    write_missing(held, work, record)
-    return path
-
-
-def write_missing(held: Leased, work: Unchanged, record: RebuildRecord) -> None:
-    """Write the objects of a record that are missing or damaged, and read each back.
-
-    Raises:
-        ConflictError: the job changed or was started meanwhile, or another process wrote one.
-    """
-    view = Extended(held, record.after)  # our own objects are no change of the job
-    with uninterrupted():
-        for path, data in record.after.items():
-            work.check(view)
-            before = record.before[path]
-            if before is not None:
-                overwrite(held, work.paths, path, before, data)
-            elif not held.create(path, data) and held.read(path) != data:
-                raise work.changed("another process wrote the missing metadata")
+    return publish_change(held, work, change)
 
 
 # ---- planning ------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.reader import legacy_checkpoint, legacy_head
+from arroyo_dagster.state.model.changes import JobHead
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -20,7 +21,7 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, written_epoch
-from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
+from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
     RebuiltEpoch,
     check_not_rewritten,
@@ -178,11 +179,11 @@ class LegacyRebuild:
     def _head(self) -> LegacyCheckpoint | None:
         def is_cut(head: LegacyCheckpoint) -> bool:
             # Tables are checked with the metadata of each operator.
-            edits = f"{self.paths.edits}/"
+            changes = f"{self.paths.changes}/"
             names = [
                 path
                 for path in self.listing
-                if path.startswith(edits) or path.endswith("/metadata")
+                if path.startswith(changes) or path.endswith("/metadata")
             ]
             named = NamedTables(epoch=self.epoch, tables=dict.fromkeys(head.operators, ()))
             return any(cut_metadata(self.paths, named, names))
@@ -193,8 +194,8 @@ class LegacyRebuild:
     def _read(self, name: OperatorId) -> OperatorCheckpoint | None:
         def is_cut(operator: OperatorCheckpoint) -> bool:
             directory = f"{self.paths.operator(name, self.epoch)}/"
-            edits = f"{self.paths.edits}/"
-            names = [path for path in self.listing if path.startswith((edits, directory))]
+            changes = f"{self.paths.changes}/"
+            names = [path for path in self.listing if path.startswith((changes, directory))]
             tables = {name: (*operator.tables, *operator.configs)}
             named = NamedTables(epoch=self.epoch, tables=tables)
             bare = operator.tables.keys() - operator.configs.keys()

@@ -19,6 +19,7 @@ from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.reader import as_checkpoint
+from arroyo_dagster.state.model.changes import JobHead
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -36,7 +37,7 @@ from arroyo_dagster.state.model.layout import (
     parse_manifest_path,
 )
 from arroyo_dagster.state.model.numbers import parse_number
-from arroyo_dagster.state.model.surgery.rebuild import JobHead, RebuiltTable
+from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
     RebuiltEpoch,
     check_not_rewritten,

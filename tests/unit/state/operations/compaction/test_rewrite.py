@@ -35,13 +35,14 @@ from arroyo_dagster.state import (
     run_undo,
 )
 from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.maintenance_records import decode_rewrite_record
+from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.metadata.lease import lease, newest_lease
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.compaction import LeftOut, RowsDigest
 from arroyo_dagster.state.model.job_facts import JobCondition, SourceAnswer
 from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.leases import LeaseRecord
-from arroyo_dagster.state.model.rewrite import RewriteRecord, RewriteShard
+from arroyo_dagster.state.model.rewrite import RewriteShard
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
@@ -294,7 +295,7 @@ def test_where_every_part_is_left_out_nothing_is_published(layout: Layout) -> No
     assert outcome.after == outcome.plan.before
     assert {one.table for one in outcome.left_out} == {"s", "t", "a", "b"}
     assert arroyos(job.store) == was
-    assert not job.store.list_dir(job.paths.rewrites).objects
+    assert not job.store.list_dir(job.paths.changes).objects
 
 
 def test_every_part_is_reported_with_how_many_are_left() -> None:
@@ -484,20 +485,28 @@ def test_the_record_holds_what_undoes_the_rewrite(layout: Layout) -> None:
     now, new = arroyos(job.store), ParquetBackend(job.store, job.paths).load()
     changed = [path for path in was if now[path] != was[path]]
     assert outcome.record is not None
-    token = int(outcome.record.name.removesuffix(".json").partition("-")[2])
-    assert outcome.record == job.paths.rewrites / f"{2:07}-{token:010}.json"
-    record = decode_rewrite_record(job.store.read(outcome.record), outcome.record)
+    token = int(outcome.record.name.split("-")[1])
+    assert outcome.record == job.paths.changes / f"{2:07}-{token:010}-compaction.json"
+    record = decode_change_record(job.store.read(outcome.record), outcome.record)
     gone = set(old.paths) - set(new.paths)
-    assert record == RewriteRecord(
+    digests = {
+        path: (hashlib.sha256(was[path]).hexdigest(), hashlib.sha256(now[path]).hexdigest())
+        for path in changed
+    }
+    assert record == ChangeRecord(
+        kind=ChangeKind.COMPACTION,
+        operation=None,
+        digest=None,
         pipeline=job.paths.pipeline,
         job=job.paths.job,
         epoch=old.epoch,
         worker_generation=old.worker_generation,
-        run_id=7,
+        finish_time_micros=old.finish_time_micros,
         token=token,
         created_at_micros=NOW,
+        head=JobHead(epoch=old.epoch, worker_generation=old.worker_generation),
+        objects=digests,
         before={path: was[path] for path in changed},
-        after={path: hashlib.sha256(now[path]).hexdigest() for path in changed},
         inputs=tuple(sorted(gone)),
     )
     # Epoch 1 lists the files of its own still.
@@ -579,7 +588,7 @@ def test_an_undo_reports_the_record_and_the_objects(layout: Layout) -> None:
     changed = tuple(path for path in was if now[path] != was[path])
     planned = planned_undo(WriteProtected(job.store), job)
     dry = UndoOutcome.of_plan(planned)
-    assert dry == UndoOutcome(record=record, objects=planned.objects)
+    assert (dry.record, dry.objects, dry.deleted) == (record, planned.objects, ())
     assert sorted(dry.objects) == sorted(changed)
     assert undo(job.store, job) == replace(dry, done=True)
     assert arroyos(job.store) == was

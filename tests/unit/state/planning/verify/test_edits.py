@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from arroyo_dagster.state import Checkpoint, Epoch, JobId, StatePath, TableName
-from arroyo_dagster.state.model.surgery.plans import EditRecord
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.planning.verify.edits import (
     concerns,
     edit_findings,
@@ -18,7 +18,9 @@ from tests.formats import GlobalKeyedFiles
 from tests.unit.state.planning import values
 
 ONE, TWO, LOST = StatePath("job/one"), StatePath("job/two"), StatePath("job/lost")
-RECORD = EditRecord(
+RECORD = ChangeRecord(
+    kind=ChangeKind.EDIT,
+    head=JobHead(epoch=Epoch(7)),
     operation="delete-key",
     digest="d",
     pipeline=None,
@@ -34,7 +36,7 @@ RECORD = EditRecord(
 EPOCH = values.checkpoint(
     job=JobId("job"), epoch=Epoch(7), start_time_micros=90, finish_time_micros=99
 )
-FIRST, SECOND = StatePath("edits/0000007-01.json"), StatePath("edits/0000007-02.json")
+FIRST, SECOND = StatePath("changes/0000007-01.json"), StatePath("changes/0000007-02.json")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state import Checkpoint, JobPaths, PipelineId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.layout import rewritten_attempt
-from arroyo_dagster.state.model.surgery.plans import EditRecord
 from arroyo_dagster.state.planning.verify.edits import undone_files
 from arroyo_dagster.state.planning.verify.epochs import across_findings
 from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
@@ -124,7 +124,9 @@ def test_files_that_an_undone_edit_took_are_doubtful_if_none_of_them_is_left(
 ) -> None:
     """The undo of an edit that only took files away met a start from the edited lists."""
     now = checkpoint(5, rows=expiring(*map(file, after)), pairs=pairs(5))
-    record = EditRecord(
+    record = ChangeRecord(
+        kind=ChangeKind.EDIT,
+        head=JobHead(epoch=BEFORE.epoch),
         operation="delete-key",
         digest="d",
         token=1,
