@@ -415,7 +415,7 @@ class Watch:
                 del self.epochs[number]
             self._protected = None
             return
-        if process.name.startswith("unbuilding") and self.truth is not None:
+        if process.name.startswith(("unbuilding", "putting back")) and self.truth is not None:
             if path not in self.truth.built:
                 raise Violation(f"{process.name} deleted {path}, which no rebuild has written")
             self.by_arroyo.add(path)

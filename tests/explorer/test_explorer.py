@@ -106,7 +106,7 @@ QUICKLY = {
     "the ten epochs that Arroyo's cleanup needs go": 100,
     "files shared with epochs that stay go": 100,
     "what epochs in quarantine need is ignored": 200,
-    "what puts a rewrite back is ignored": 600,
+    "what puts a rewrite back is ignored": 1200,
     "newer epochs go before older ones": 100,
     "metadata goes before data": 100,
     "a stored plan is carried out as it is": 200,
@@ -127,6 +127,7 @@ QUICKLY = {
 """Within so many schedules."""
 
 SELDOM = (
+    "what puts a rewrite back is ignored",
     "the lease is not checked again",
     "epochs are as old as their writers say",
     "an undo releases people's pins",
