@@ -31,7 +31,7 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.operations.export import epochs, parquet
-from arroyo_dagster.state.operations.export.lake import SOURCE, LakeTarget
+from arroyo_dagster.state.operations.export.tables import SOURCE, LakeTarget
 from arroyo_dagster.state.operations.export.targets import ExportUnit
 from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
 from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable

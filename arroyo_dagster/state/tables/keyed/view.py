@@ -6,7 +6,9 @@ are. A barrier writes one row for each key that changed, whatever happened to it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,6 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
 from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
-from arroyo_dagster.state.tables.keyed.expiries import ExpiryQueue, Times
 from arroyo_dagster.state.tables.keyed.given import Given, arrays_of
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
@@ -336,3 +337,43 @@ def _newest_rows(keys: Keys, generations: npt.NDArray[np.uint64], rows: Slots) -
     first = np.ones(len(order), bool)
     first[1:] = numbers[order][1:] != numbers[order][:-1]
     return np.sort(order[first])
+
+
+# ---- expiries ------------------------------------------------------------------------------------
+# Slots in the order in which their rows were written: those that reach a ttl are at the front.
+
+Times = npt.NDArray[np.int64]
+
+
+class ExpiryQueue:
+    """Slots by the time of their last write, in microseconds.
+
+    A slot that was written again is in the queue twice; the caller knows its last time.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Slots]] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def takes(self, times: Times) -> bool:
+        """Whether rows with these times can be added: none is older than the last in the queue."""
+        return not self._waiting or not len(times) or times.min() >= self._waiting[-1][0]
+
+    def add(self, times: Times, slots: Slots) -> None:
+        """Append slots in the order of their times; `takes` accepts these."""
+        order = np.argsort(times, kind="stable")
+        times, slots = times[order], slots[order]
+        starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        for start, end in itertools.pairwise([*starts.tolist(), len(slots)]):
+            self._waiting.append((int(times[start]), slots[start:end]))
+        self._count += len(slots)
+
+    def take(self, until_micros: int) -> Iterator[tuple[int, Slots]]:
+        """Remove and yield, time by time, the slots written at or before a time."""
+        while self._waiting and self._waiting[0][0] <= until_micros:
+            written, slots = self._waiting.popleft()
+            self._count -= len(slots)
+            yield written, slots

@@ -30,16 +30,19 @@ Source: crates/arroyo-connectors/src/; crates/arroyo-worker/src/arrow/.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
-from arroyo_dagster.state.tables.known.installed import entry_points
 from arroyo_dagster.state.tables.known.tables import KnownTable
 
 if TYPE_CHECKING:
@@ -299,3 +302,38 @@ def _check(table: object, where: str) -> None:
             found=f"{type(table).__name__} {table!r:.80}",
             next_step="pass KnownTable(owner=…, holds=…, table=…, description=…, key=…, value=…)",
         )
+
+
+# ---- installed -----------------------------------------------------------------------------------
+# The entry points of installed packages, found without `importlib.metadata` where there are none.
+#
+# Loading that module takes as much processor time as the work of a short command, and hardly any
+# package names tables.
+
+_METADATA = (".dist-info", ".egg-info", "egg-info")
+
+
+def entry_points(*, group: str) -> Collection[EntryPoint]:
+    """Return the entry points of a group, of all packages that this process can import."""
+    foreign = (finder for finder in sys.meta_path if finder is not PathFinder)
+    if not any(hasattr(finder, "find_distributions") for finder in foreign) and not any(
+        _may_mention(group, Path(folder)) for folder in sys.path
+    ):
+        return ()
+    import importlib.metadata
+
+    return importlib.metadata.entry_points(group=group)
+
+
+def _may_mention(group: str, folder: Path) -> bool:
+    """Whether the metadata of a package below an entry of `sys.path` mentions a group; True for
+    what is no folder, for example an archive, and for what cannot be read.
+    """
+    try:
+        if not folder.is_dir():
+            return folder.exists()
+        names = [name for name in os.listdir(folder) if name.lower().endswith(_METADATA)]
+        texts = (folder / name / "entry_points.txt" for name in names)
+        return any(group in text.read_text("utf-8") for text in texts if text.is_file())
+    except (OSError, ValueError):
+        return True
