@@ -11,8 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import click
 
-from arroyo_dagster.cli.commands import EDIT
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.rewrite import arroyo_options
 from arroyo_dagster.cli.directory import directory_of_environment
 from arroyo_dagster.cli.rendering import (
@@ -21,6 +20,7 @@ from arroyo_dagster.cli.rendering import (
     print_lease_event,
 )
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
+from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
 from arroyo_dagster.cli.surgery.window import check_window, run_in_window, window_options
 from arroyo_dagster.errors import InputError
@@ -51,20 +51,6 @@ from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.surgery.lookups import parse_lookup
 from arroyo_dagster.state.storage.local_documents import read_stream
 from arroyo_dagster.state.storage.store import ObjectStore
-
-# ---- the group `edit`, which loads its commands when they are called -----------------------------
-
-
-@main.group(lazy=EDIT)
-def edit() -> None:
-    """Change the state of a stopped job: offsets, watermark, keys, old rows, entries.
-
-    Each command is a dry run unless --yes is given. An edit deletes no file, and `undo` undoes
-    it until the job is started.
-    """
-
-
-# ---- commands ------------------------------------------------------------------------------------
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _RELATIVE = re.compile(r"[+-]\d{1,19}")
