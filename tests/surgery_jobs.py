@@ -23,7 +23,7 @@ from arroyo_dagster.state import (
     codec_for,
 )
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
-from arroyo_dagster.state.tables.known.positions import ImpulseSourceState, KafkaState
+from arroyo_dagster.state.tables.known.sources import ImpulseSourceState, KafkaState
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,

@@ -280,7 +280,11 @@ def rollback(
     if epoch is None:
         if yes:
             raise click.UsageError("--yes needs EPOCH")
-        _list(store, paths, as_json=as_json)
+        epochs = restorable_epochs(store, paths)
+        if as_json:
+            print_json({"job": paths.job, "pipeline": paths.pipeline, "restorable_epochs": epochs})
+        else:
+            click.echo(f"{paths.root} can go back to epochs: {ranges(epochs)}")
         return
     if not yes:
         with show_progress(as_json=as_json, name=paths.root) as on_progress:
@@ -335,14 +339,6 @@ def done_line(outcome: RollbackOutcome) -> str:
         f"{plan.paths.root}: epoch {outcome.epoch} now holds the content of epoch {plan.epoch}; "
         "the next run continues from it"
     )
-
-
-def _list(store: ObjectStore, paths: JobPaths, *, as_json: bool) -> None:
-    epochs = restorable_epochs(store, paths)
-    if as_json:
-        print_json({"job": paths.job, "pipeline": paths.pipeline, "restorable_epochs": epochs})
-    else:
-        click.echo(f"{paths.root} can go back to epochs: {ranges(epochs)}")
 
 
 def _print_plan(plan: RollbackPlan) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import dagster as dg
 from dagster.components.utils.defs_state import (
@@ -71,26 +71,22 @@ class ArroyoStateScaffolder(dg.Scaffolder[ArroyoStateParams]):
         if request.scaffold_format == "python":
             dg.scaffold_component(request)
             return
-        text = _yaml(request.type_name, parameters)
+        lines = "".join(f"  {name}: {json.dumps(value)}\n" for name, value in parameters.items())
+        others = "".join(
+            f"  # {line}\n"
+            for line in (
+                "running: true  # sensor and schedules are on from the start",
+                "delete: true  # with `mode: maintain`, delete old epochs",
+                "arroyo_api_url: http://arroyo:5115  # names, lineage and status of Arroyo jobs",
+            )
+            if line.split(":")[0] not in parameters
+        )
+        text = f"{_HEAD}type: {request.type_name}\n\nattributes:\n{lines}{others}"
         if request.append:
             with request.target_path.open("a") as file:
                 file.write(f"---\n{text}")
         else:
             (request.target_path / "defs.yaml").write_text(text)
-
-
-def _yaml(type_name: str, given: dict[str, Any]) -> str:
-    lines = "".join(f"  {name}: {json.dumps(value)}\n" for name, value in given.items())
-    others = "".join(
-        f"  # {line}\n"
-        for line in (
-            "running: true  # sensor and schedules are on from the start",
-            "delete: true  # with `mode: maintain`, delete old epochs",
-            "arroyo_api_url: http://arroyo:5115  # names, lineage and status of Arroyo jobs",
-        )
-        if line.split(":")[0] not in given
-    )
-    return f"{_HEAD}type: {type_name}\n\nattributes:\n{lines}{others}"
 
 
 # ---- component -----------------------------------------------------------------------------------

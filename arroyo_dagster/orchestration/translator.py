@@ -272,26 +272,23 @@ class Names:
         """Return the spec of an asset, which depends on `deps` beside what the translator says."""
         name = (table, pipeline and pipeline.root, export and export.name)
         if name not in self._specs:
-            self._specs[name] = self._translated(table, pipeline, export)
+            group = FLEET_GROUP if pipeline is None else f"arroyo_{self._groups[pipeline.key]}"
+            if self.deployment is not None:
+                group = group.replace(
+                    "arroyo_", f"arroyo_{deployment_identifier(self.deployment)}_", 1
+                )
+            self._specs[name] = self.translator.get_asset_spec(
+                ArroyoAssetProps(
+                    table=table,
+                    deployment=self.deployment,
+                    pipeline=pipeline,
+                    group=group,
+                    export=export,
+                )
+            )
         spec = self._specs[name]
         added = [*deps]
         return spec.replace_attributes(deps=[*spec.deps, *added]) if added else spec
-
-    def _translated(
-        self, table: str, pipeline: ListedPipeline | None, export: TableExport | None
-    ) -> dg.AssetSpec:
-        group = FLEET_GROUP if pipeline is None else f"arroyo_{self._groups[pipeline.key]}"
-        if self.deployment is not None:
-            group = group.replace("arroyo_", f"arroyo_{deployment_identifier(self.deployment)}_", 1)
-        return self.translator.get_asset_spec(
-            ArroyoAssetProps(
-                table=table,
-                deployment=self.deployment,
-                pipeline=pipeline,
-                group=group,
-                export=export,
-            )
-        )
 
     def key(self, table: str, pipeline: ListedPipeline | None = None) -> dg.AssetKey:
         """Return the key of an asset."""

@@ -48,7 +48,7 @@ from arroyo_dagster.state.operations.gc.plan import (
 from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
-from arroyo_dagster.state.operations.gc.steps import Delete, Pace, delete_here
+from arroyo_dagster.state.operations.gc.steps import Delete, delete_here
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
 from arroyo_dagster.state.operations.progress import timed
 from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
@@ -108,16 +108,12 @@ def run_gc_on_spark(
             make_plan=plan_with(items) if make_plan is plan_gc else make_plan,
             delete=deleting_on_spark(items),
             items=items,
-            pace=_wide(resolved.pace),
+            pace=replace(resolved.pace, in_flight=BATCHES_AT_ONCE),
             on_done=lambda done: resolved.on_done(replace(done, engines=tuple(items.choices))),
         ),
         plan=plan,
     )
     return replace(outcome, engines=tuple(items.choices))
-
-
-def _wide(pace: Pace) -> Pace:
-    return replace(pace, in_flight=BATCHES_AT_ONCE)
 
 
 def deleting_on_spark(items: SparkItems) -> Delete:
@@ -327,24 +323,20 @@ def _expiry(
         listed_from=inventory.newest,
     )
     named = [*plan.data.paths, *plan.records.paths, *plan.metadata.paths]
-    by_directory = _by_directory(directories, named)
-    packed = run(partial(_measured, facts.place), list(by_directory.items()))
-    files = Packed.joined(packed)
-    return measured(plan, files, inventory.metadata, inventory.maintenance, inventory.foreign)
-
-
-def _by_directory(
-    directories: Sequence[StatePath], paths: Sequence[StatePath]
-) -> dict[StatePath, tuple[StatePath, ...]]:
-    """Return the paths in each directory that contains any, in the order of the directories."""
+    # The paths in each directory that contains any, in the order of the directories.
     candidates, below = set(directories), dict[StatePath, list[StatePath]]()
-    for path in paths:
+    for path in named:
         parent = path.parent
         while parent is not None and parent not in candidates:
             parent = parent.parent
         if parent is not None:
             below.setdefault(parent, []).append(path)
-    return {directory: tuple(below[directory]) for directory in directories if directory in below}
+    by_directory = {
+        directory: tuple(below[directory]) for directory in directories if directory in below
+    }
+    packed = run(partial(_measured, facts.place), list(by_directory.items()))
+    files = Packed.joined(packed)
+    return measured(plan, files, inventory.metadata, inventory.maintenance, inventory.foreign)
 
 
 def _inventory(place: _Place, directory: StatePath) -> Inventory:

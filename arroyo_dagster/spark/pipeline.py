@@ -160,7 +160,10 @@ class SparkRun(PipelineRun):
         self._context = context_of(session) if runs_in_process(session) else None
         host = driver_host(session)
         parallelism = job.pipeline.parallelism
-        self._placement = Placement(driver_secret(), parallelism, self._slots, host)
+        # The secret of this process. Its runs share holders, which take a second to start.
+        if not _SECRETS:
+            _SECRETS.append(Secret.new())
+        self._placement = Placement(_SECRETS[0], parallelism, self._slots, host)
         self._small = SmallEpochs(job.pipeline)
 
     @classmethod
@@ -279,13 +282,6 @@ _ENCRYPTED = (
 )
 
 _SECRETS: list[Secret] = []
-
-
-def driver_secret() -> Secret:
-    """Return the secret of this process. Its runs share holders, which take a second to start."""
-    if not _SECRETS:
-        _SECRETS.append(Secret.new())
-    return _SECRETS[0]
 
 
 def driver_host(session: SparkSession) -> str | None:

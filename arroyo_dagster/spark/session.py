@@ -106,7 +106,15 @@ def open_session(settings: SparkSettings | None = None) -> OpenedSession:
     elif choice.connect:
         session = _start_connect(choice, settings)
     elif environment.submitted is not None:
-        session = _start_submitted(settings)
+        # Start the session of an application of spark-submit, whose settings stay.
+        from pyspark import SparkConf
+
+        present = dict(SparkConf().getAll())
+        defaults = {name: value for name, value in DEFAULTS.items() if name not in present}
+        conf = settings.conf_with_packages
+        for name in (MASTER, REMOTE, fast_start.SETTING):
+            conf.pop(name, None)
+        session = _started(defaults | conf, "the application of spark-submit")
     else:
         session = _start_classic(choice, settings, environment.defaults)
     if settings.ship and not choice.in_process:
@@ -172,18 +180,6 @@ def _spark_defaults() -> dict[str, str]:
     return defaults | parse_submit_arguments(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
 
 
-def _start_submitted(settings: SparkSettings) -> SparkSession:
-    """Start the session of an application of spark-submit, whose settings stay."""
-    from pyspark import SparkConf
-
-    present = dict(SparkConf().getAll())
-    defaults = {name: value for name, value in DEFAULTS.items() if name not in present}
-    conf = settings.conf_with_packages
-    for name in (MASTER, REMOTE, fast_start.SETTING):
-        conf.pop(name, None)
-    return _started(defaults | conf, "the application of spark-submit")
-
-
 def _start_classic(
     choice: SparkChoice, settings: SparkSettings, before: Mapping[str, str]
 ) -> SparkSession:
@@ -212,7 +208,15 @@ def _start_classic(
         JAVA_OPTIONS: " ".join([*options, *filter(None, [own])]),
     }
     if SparkContext._gateway is None:
-        _check_java(choice.target)
+        # Refuse what could only fail, with several lines of Java and of Spark's scripts.
+        problem = local_java().problem
+        if problem is not None:
+            raise StorageError(
+                f"Spark did not start ({problem})",
+                master=choice.target,
+                retryable=False,
+                next_step=JAVA_STEP,
+            )
     try:
         with _without_variable("SPARK_REMOTE"):
             return _started(conf, choice.target)
@@ -284,18 +288,6 @@ def local_archive() -> Path:
 def local_java() -> Java:
     """Return the Java that a session of this process starts."""
     return find_java(os.environ.get("JAVA_HOME"))
-
-
-def _check_java(master: str) -> None:
-    """Refuse what could only fail, with several lines of Java and of Spark's scripts."""
-    problem = local_java().problem
-    if problem is not None:
-        raise StorageError(
-            f"Spark did not start ({problem})",
-            master=master,
-            retryable=False,
-            next_step=JAVA_STEP,
-        )
 
 
 def _cache() -> Path:

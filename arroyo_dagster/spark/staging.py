@@ -275,7 +275,9 @@ class Staging:
         """
         self._check_query(query_id(frame.sparkSession, self.location))
         path = list_path(self.directory, batch)
-        digest = batch_digest(frame.sparkSession, self.location, batch)
+        # A digest of the offsets of a batch; the batch has others if another log planned it.
+        planned = _read_text(frame.sparkSession, f"{self.location}/offsets/{batch}")
+        digest = hashlib.sha256(planned.encode()).hexdigest()[:16]
         published = staged_batches(self.store, self.directory, after=batch - 1)
         if published:
             self._check_batch(batch, digest, published)
@@ -349,12 +351,6 @@ class Staging:
 def query_id(session: SparkSession, location: str) -> str:
     """Return the id of the query at a checkpoint location; it is the same after restarts."""
     return str(json.loads(_read_text(session, f"{location}/metadata"))["id"])
-
-
-def batch_digest(session: SparkSession, location: str, batch: int) -> str:
-    """Return a digest of the offsets of a batch; the batch has others if another log planned it."""
-    planned = _read_text(session, f"{location}/offsets/{batch}")
-    return hashlib.sha256(planned.encode()).hexdigest()[:16]
 
 
 def _read_text(session: SparkSession, path: str) -> str:

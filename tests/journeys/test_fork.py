@@ -26,7 +26,7 @@ from arroyo_dagster import (
     run_undo,
 )
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
-from arroyo_dagster.state.tables.known.positions import (
+from arroyo_dagster.state.tables.known.sources import (
     GeneratorConfig,
     NexmarkConfig,
     NexmarkSourceState,

@@ -44,7 +44,7 @@ from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.operations.gc.pins import forget_rewrites
 from arroyo_dagster.state.operations.surgery.find_key import find_key
-from arroyo_dagster.state.tables.known.positions import KafkaState, SequenceNumber, ShardState
+from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
 from tests.arroyo_jobs import (
     EVENTS,
     SECOND,

@@ -8,7 +8,7 @@ Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from arroyo_dagster.dataflow.definition.definition import (
     ServiceDef,
     StateDef,
     StateForm,
-    StepDef,
     TopicDef,
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
@@ -102,7 +101,12 @@ class _DefinitionReader:
                     root.diagnostic_at("E04", f"expected a mapping, found {root.kind}")
                 )
             raise InvalidDefinition("document", self._mistakes.found)
-        self._is_dataflow = not _is_package(root.members)
+        # Whether a document is a package by its keys; if they are misspelt, by the nearest.
+        found = {*root.members}
+        if not found & {"services", *_OF_PACKAGES}:
+            known = [*grammar.DATAFLOW.fields, *_OF_PACKAGES]
+            found = {near for key in found for near in difflib.get_close_matches(key, known, n=1)}
+        self._is_dataflow = not ("services" not in found and bool(found & _OF_PACKAGES))
         self._legacy, self._extended, self._packages = legacy, extended, packages
         self._version = text_of(root, "apiVersion") or ""
         supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
@@ -114,35 +118,32 @@ class _DefinitionReader:
 
     def document(self) -> Dataflow | Package:
         with self._mistakes.softened(self._lenient):
-            self._check_head()
+            root, version = self._root, self._root.given("apiVersion")
+            supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
+            if version is None or version.value not in supported:
+                found = "is missing" if version is None else f"`{version.plain()}` is not supported"
+                message = f"apiVersion {found}; expected one of {', '.join(supported)}"
+                if self._version in grammar.LEGACY_VERSIONS:
+                    message += (
+                        ". Upgrade to 0.5.0, or read it as it is with --accept legacy (legacy=True)"
+                    )
+                self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
+            if self._is_dataflow and self._version == "0.5.0" and root.given("schedule"):
+                message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
+                self._mistakes.add(root.diagnostic_at("E02", message, key="schedule"))
+            meta = root.get("meta")
+            for key in grammar.META.fields:
+                text = text_of(meta, key)
+                if meta is not None and text and key != "version":
+                    check_path_name(text, meta, self._mistakes, key=key)
+                if meta is not None and text is not None and not text.strip():
+                    self._mistakes.add(meta.diagnostic_at("E05", f"{key} cannot be empty", key=key))
             self._shapes.check(self._root, self._shape)
         document = self._dataflow() if self._is_dataflow else self._package()
         self._mistakes.raise_if_any("dataflow" if self._is_dataflow else "package")
         return replace(document, warnings=self._mistakes.warnings)
 
     # ---- head ------------------------------------------------------------------------------------
-
-    def _check_head(self) -> None:
-        root, version = self._root, self._root.given("apiVersion")
-        supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
-        if version is None or version.value not in supported:
-            found = "is missing" if version is None else f"`{version.plain()}` is not supported"
-            message = f"apiVersion {found}; expected one of {', '.join(supported)}"
-            if self._version in grammar.LEGACY_VERSIONS:
-                message += (
-                    ". Upgrade to 0.5.0, or read it as it is with --accept legacy (legacy=True)"
-                )
-            self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
-        if self._is_dataflow and self._version == "0.5.0" and root.given("schedule"):
-            message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
-            self._mistakes.add(root.diagnostic_at("E02", message, key="schedule"))
-        meta = root.get("meta")
-        for key in grammar.META.fields:
-            text = text_of(meta, key)
-            if meta is not None and text and key != "version":
-                check_path_name(text, meta, self._mistakes, key=key)
-            if meta is not None and text is not None and not text.strip():
-                self._mistakes.add(meta.diagnostic_at("E05", f"{key} cannot be empty", key=key))
 
     def _head(self) -> dict[str, Any]:
         meta = self._root.get("meta")
@@ -266,7 +267,9 @@ class _DefinitionReader:
         known = frozenset(states.named.get(owner, {})) | parts.imported.states
         section = self._root.get("functions")
         with self._mistakes.softened(self._lenient):
-            functions = self._functions(section)
+            steps = StepReader(self._mistakes, self._types)
+            nodes = {} if section is None else section.members
+            functions = {name: _function(name, node, steps) for name, node in nodes.items()}
             if section is not None:
                 check_functions(functions, known, section, self._mistakes)
         return Package(
@@ -278,22 +281,8 @@ class _DefinitionReader:
             functions=functions,
         )
 
-    def _functions(self, section: Node | None) -> dict[str, FunctionDef]:
-        steps = StepReader(self._mistakes, self._types)
-        nodes = {} if section is None else section.members
-        return {name: _function(name, node, steps) for name, node in nodes.items()}
-
 
 _OF_PACKAGES = {"states", "functions"}
-
-
-def _is_package(keys: Iterable[str]) -> bool:
-    """Return whether a document is a package by its keys; if they are misspelt, by the nearest."""
-    found = {*keys}
-    if not found & {"services", *_OF_PACKAGES}:
-        known = [*grammar.DATAFLOW.fields, *_OF_PACKAGES]
-        found = {near for key in found for near in difflib.get_close_matches(key, known, n=1)}
-    return "services" not in found and bool(found & _OF_PACKAGES)
 
 
 def _whole(types: Mapping[str, TypeDef | None]) -> dict[str, TypeDef]:
@@ -376,7 +365,13 @@ class ServiceCheck:
                 self._known(service, end, place)
             self._same_types(service, key, ends, node)
         for step in service.steps:
-            self._imported_kind(step, node)
+            found = None if step.target is None else self._imported.functions.get(step.target)
+            if found is not None and found[0].operator != step.operator:
+                message = (
+                    f"function `{step.target}` is of operator {found[0].operator}, expected "
+                    f"{step.operator} at `{step.path}`"
+                )
+                self._mistakes.add(node.diagnostic_at("E33", message))
         self._check_reachable_states(service, node)
 
     def _known(self, service: ServiceDef, end: Endpoint, place: Node) -> None:
@@ -406,15 +401,6 @@ class ServiceCheck:
 
     def _type(self, topic: TopicDef) -> TypeDef | None:
         return None if topic.value is None else self._scope.resolve(topic.value).type
-
-    def _imported_kind(self, step: StepDef, node: Node) -> None:
-        found = None if step.target is None else self._imported.functions.get(step.target)
-        if found is not None and found[0].operator != step.operator:
-            message = (
-                f"function `{step.target}` is of operator {found[0].operator}, expected "
-                f"{step.operator} at `{step.path}`"
-            )
-            self._mistakes.add(node.diagnostic_at("E33", message))
 
     def _check_reachable_states(self, service: ServiceDef, node: Node) -> None:
         owned = [one for one in service.states.values() if one.form is StateForm.TYPED]

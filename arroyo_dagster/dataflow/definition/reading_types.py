@@ -276,18 +276,15 @@ class RowReader:
         holder = self._required(node)
         if holder is None:
             return None
-        self._misplaced_ttl_column(holder)
+        ttl = holder.get("ttl")  # the name of a column, perhaps
+        if ttl is not None and not isinstance(ttl.value, dict):
+            self._wrong(ttl, "E18", f"ttl `{ttl.plain()}` is misplaced: put it beside `properties`")
         taken: dict[str, str] = {}
         columns = [self._column(holder, name, one, taken) for name, one in holder.members.items()]
         complete = [column for column in columns if column is not None]
         if len(complete) < len(columns):
             return None
         return RowType(columns=tuple(sorted(complete, key=lambda c: c.name)), ttl_ms=ttl_ms)
-
-    def _misplaced_ttl_column(self, holder: Node) -> None:
-        ttl = holder.get("ttl")  # the name of a column, perhaps
-        if ttl is not None and not isinstance(ttl.value, dict):
-            self._wrong(ttl, "E18", f"ttl `{ttl.plain()}` is misplaced: put it beside `properties`")
 
     def ttl(self, node: Node) -> int | None:
         """Read the TTL of a value in milliseconds; None = there is none, or it is wrong."""

@@ -210,7 +210,10 @@ class _Builder:
                 if self._documents > 1:
                     raise _RefusedError(line, column, "a second document; expected one")
             elif isinstance(event, MappingEndEvent | SequenceEndEvent):
-                self._end()
+                raw = self._open.pop()
+                self._keys.pop()
+                raw.closed = True
+                self._put(raw)
             elif isinstance(event, AliasEvent):
                 self._put(self._aliased(event, line, column))
             elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent):
@@ -251,12 +254,6 @@ class _Builder:
             raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
         self._count(raw.size, line, column)
         return raw
-
-    def _end(self) -> None:
-        raw = self._open.pop()
-        self._keys.pop()
-        raw.closed = True
-        self._put(raw)
 
     def _put(self, raw: _Raw) -> None:
         if not self._open:

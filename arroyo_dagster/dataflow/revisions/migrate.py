@@ -314,7 +314,24 @@ def _converted(
     flushed = operator == FLUSH
     config = flushed_config(state) if flushed else state_config(state, as_pairs=as_pairs)
     if isinstance(table.files, GlobalKeyedFiles):
-        return _converted_pairs(table, table.files, state, config, operator, writer)
+        # Convert the values of a primitive state; its keys are stored as text, and stay.
+        assert table.config.value_type is not None
+        assert state.scalar_type is not None
+        keys, last = GlobalKeyedTable(table.config, writer.store).last_columns(table.files.files)
+        there = last.is_valid()
+        keys, last = keys.filter(there), last.filter(there)
+        if not len(keys):
+            return RevisedTable(config, GlobalKeyedFiles())
+        keyed_by_window = operator == STATES and state.window is not None
+        frame = frame_of_pairs(
+            codec_for(WindowKey if keyed_by_window else str).decode_column(keys),
+            codec_for(table.config.value_type).decode_column(last),
+        )
+        fitting = _filled(converted_columns(frame, state)[VALUE], state.scalar_type)
+        encoded = codec_for(bincode_type(state.scalar_type)).encode_many(fitting.to_list())
+        pairs = dict(zip(keys.to_pylist(), encoded, strict=True))
+        path = writer.put_pairs(operator, config.table, pairs, version=config.state_version)
+        return RevisedTable(config, GlobalKeyedFiles(files=(path,)))
     before = stored.definition(change.stored, dropped=change.dropped)
     converted = (
         _converted_file(table.config, file, before, state, config, operator, writer)
@@ -322,34 +339,6 @@ def _converted(
     )
     files = tuple(file for file in converted if file is not None)
     return RevisedTable(config, ExpiringTimeKeyFiles(files=files))
-
-
-def _converted_pairs(
-    table: RevisedTable,
-    files: GlobalKeyedFiles,
-    state: StateDef,
-    config: TableConfig,
-    operator: OperatorId,
-    writer: RevisionWriter,
-) -> RevisedTable:
-    """Convert the values of a primitive state; its keys are stored as text, and stay."""
-    assert table.config.value_type is not None
-    assert state.scalar_type is not None
-    keys, last = GlobalKeyedTable(table.config, writer.store).last_columns(files.files)
-    there = last.is_valid()
-    keys, last = keys.filter(there), last.filter(there)
-    if not len(keys):
-        return RevisedTable(config, GlobalKeyedFiles())
-    keyed_by_window = operator == STATES and state.window is not None
-    frame = frame_of_pairs(
-        codec_for(WindowKey if keyed_by_window else str).decode_column(keys),
-        codec_for(table.config.value_type).decode_column(last),
-    )
-    fitting = _filled(converted_columns(frame, state)[VALUE], state.scalar_type)
-    encoded = codec_for(bincode_type(state.scalar_type)).encode_many(fitting.to_list())
-    pairs = dict(zip(keys.to_pylist(), encoded, strict=True))
-    path = writer.put_pairs(operator, config.table, pairs, version=config.state_version)
-    return RevisedTable(config, GlobalKeyedFiles(files=(path,)))
 
 
 def _converted_file(

@@ -264,16 +264,13 @@ class FlushOperator(ServiceOperator):
         for name, state in self.plan.owned.items():
             content = self._content[name]
             if state.value_kind is ValueKind.ROW:
-                self._keep_rows(name, content, ctx)
+                # The rows of the previous window expire: see `tables_watermark`.
+                view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
+                index = content.schema.get_field_index(GENERATION)
+                generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
+                view.insert(content.set_column(index, content.schema.field(index), generations))
             else:
                 self._keep_cells(state, content, ctx)
-
-    def _keep_rows(self, name: str, content: pa.Table, ctx: OperatorContext) -> None:
-        # The rows of the previous window expire: see `tables_watermark`.
-        view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
-        index = content.schema.get_field_index(GENERATION)
-        generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
-        view.insert(content.set_column(index, content.schema.field(index), generations))
 
     def _keep_cells(self, state: StateDef, content: pa.Table, ctx: OperatorContext) -> None:
         assert state.scalar_type is not None

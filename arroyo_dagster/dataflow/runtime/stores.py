@@ -214,7 +214,19 @@ class RowStore(Store):
             self._view.insert(rows)
         for rows in rows_of(self.state, removals, generation):
             self._view.delete_keys(rows)
-        return self._expire()
+        # Remove expired rows from memory and return their number; the oldest entries are first.
+        ttl, now = self.state.ttl_ms, self._rows.now_ms
+        if ttl is None:
+            return 0
+        count = 0 if self._restored is None else self._restored.expire(now)
+        for entries in self._entries.values():
+            while entries:
+                key = next(iter(entries))
+                if now - entries[key][-1] < ttl:
+                    break
+                del entries[key]
+                count += 1
+        return count
 
     def _evict(self) -> None:
         """Return prefetched entries to the restored rows unless they were written. Only with a TTL.
@@ -237,21 +249,6 @@ class RowStore(Store):
         for key in deleted if self.state.ttl_ms is None else (*deleted, *fresh):
             entries.pop(key, None)
         entries.update(fresh)
-
-    def _expire(self) -> int:
-        """Remove expired rows from memory and return their number; the oldest entries are first."""
-        ttl, now = self.state.ttl_ms, self._rows.now_ms
-        if ttl is None:
-            return 0
-        count = 0 if self._restored is None else self._restored.expire(now)
-        for entries in self._entries.values():
-            while entries:
-                key = next(iter(entries))
-                if now - entries[key][-1] < ttl:
-                    break
-                del entries[key]
-                count += 1
-        return count
 
 
 class ColumnStore(Store):

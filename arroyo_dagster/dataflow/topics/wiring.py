@@ -212,7 +212,15 @@ class _Wiring:
                     next_step=f"remove the source of {topic}; readers then get what the service "
                     "writes",
                 )
-        self._check_pipes()
+        piped = [name for name, binding in self._given.sources.items() if binding.kind == "stdin"]
+        readers = [service for name in piped for service in self._readers[name]]
+        if len(readers) > 1:
+            raise InputError(
+                "only one service can read the standard input, which cannot be read twice",
+                topics=", ".join(piped),
+                services=", ".join(readers),
+                next_step="let one service read it, and write a topic that the others read",
+            )
 
     def _not_used(self, role: str, topic: str, used: Mapping[str, Sequence[str]]) -> InputError:
         near = difflib.get_close_matches(topic, used, n=1)
@@ -224,17 +232,6 @@ class _Wiring:
             topic=topic,
             next_step=f"did you mean {near[0]!r}?" if near else f"remove its {role}",
         )
-
-    def _check_pipes(self) -> None:
-        piped = [name for name, binding in self._given.sources.items() if binding.kind == "stdin"]
-        readers = [service for name in piped for service in self._readers[name]]
-        if len(readers) > 1:
-            raise InputError(
-                "only one service can read the standard input, which cannot be read twice",
-                topics=", ".join(piped),
-                services=", ".join(readers),
-                next_step="let one service read it, and write a topic that the others read",
-            )
 
     # ---- sources and sinks -----------------------------------------------------------------------
 
@@ -327,7 +324,9 @@ class _Wiring:
         writer: Writer = (
             JsonLines(binding.topic) if binding.kind == "jsonl" else CsvLines(binding.topic, shape)
         )
-        if _is_folder(binding.target):
+        target = binding.target
+        remote = "://" in target and not target.startswith("file://")
+        if remote or target.endswith("/") or os.path.isdir(target.removeprefix("file://")):
             return LinesFolderSink(binding.topic, _folder_url(binding.target), writer)
         if len(self._writers[binding.topic]) > 1:
             raise InputError(
@@ -356,11 +355,6 @@ def _number(binding: TopicBinding) -> float:
         raise InputError(
             "rate needs numbers a second", topic=binding.topic, given=redact_url(binding.target)
         ) from error
-
-
-def _is_folder(target: str) -> bool:
-    remote = "://" in target and not target.startswith("file://")
-    return remote or target.endswith("/") or os.path.isdir(target.removeprefix("file://"))
 
 
 def _folder_url(target: str) -> str:

@@ -329,7 +329,9 @@ class Rows:
             where = "before `next()`" if self._at < 0 else "behind the last row"
             raise access_error("E45", f"rows.{getter} was read {where}", column=name)
         if name not in self._columns:
-            self._load(name)
+            if name not in self._frame.columns:
+                raise unknown_name("column", name, self._frame.columns)
+            self._columns[name] = self._frame[name].to_list()
         series = self._frame[name]
         type_name = _type_name(series)
         if type_name not in types and series.dtype != pl.Null:
@@ -345,11 +347,6 @@ class Rows:
                 next_step="use coalesce in the query, or pass default=",
             )
         return default if value is None else value
-
-    def _load(self, name: Any) -> None:
-        if name not in self._frame.columns:
-            raise unknown_name("column", name, self._frame.columns)
-        self._columns[name] = self._frame[name].to_list()
 
 
 _INTEGERS = tuple(scalar.value for scalar in ScalarType if scalar.is_integer)

@@ -13,7 +13,7 @@ Source: sdf-states.md 1.9, 2.8, 2.10, 4.1; error E51.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -64,22 +64,19 @@ class OwnerJob:
         epochs = self._epochs()
         while True:
             try:
-                return self._first_ready(epochs)
+                for epoch in reversed(epochs):
+                    newest = self._newest
+                    if newest is not None and newest.epoch >= epoch:
+                        return newest
+                    checkpoint = self.load(epoch)
+                    if checkpoint.state is CheckpointState.READY:
+                        self._newest = checkpoint
+                        return checkpoint
+                return None
             except NotFoundError as error:
                 before, epochs = epochs, self._epochs()
                 if epochs == before:  # else gc deleted an epoch while it was read
                     raise unreadable(error, self._backend, epochs[-1]) from error
-
-    def _first_ready(self, epochs: Sequence[Epoch]) -> Checkpoint | None:
-        for epoch in reversed(epochs):
-            newest = self._newest
-            if newest is not None and newest.epoch >= epoch:
-                return newest
-            checkpoint = self.load(epoch)
-            if checkpoint.state is CheckpointState.READY:
-                self._newest = checkpoint
-                return checkpoint
-        return None
 
     def load(self, epoch: Epoch) -> Checkpoint:
         """Load one epoch.

@@ -51,7 +51,7 @@ from arroyo_dagster.state.model.progress import progress_logger
 from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome
+    from arroyo_dagster.state.operations.gc.execute import GcOutcome
     from arroyo_dagster.state.operations.gc.plan import GcRequest
 
 
@@ -208,18 +208,6 @@ class _GcRun:
             on_progress=progress_logger(turn.log.info),
         )
         run = partial(turn.tools.runner.run_gc, store.writable(), paths, request, plan=plan)
-        outcome = self._executed(run, options)
-        turn.log.info(format_outcome(outcome))
-        if outcome.deleted != plan.objects:
-            raise dg.Failure(
-                f"{outcome.deleted} of {plan.objects} objects are gone; the store still has the "
-                "others. Next: run it again, and check the permission to delete",
-                allow_retries=False,
-            )
-        if request.kind is not PlanKind.DEAD_JOB:
-            self._check_files()
-
-    def _executed(self, run: Any, options: "GcOptions") -> "GcOutcome":
         done: list[GcOutcome] = []
         try:
             outcome: GcOutcome = run(replace(options, on_done=done.append))
@@ -235,7 +223,15 @@ class _GcRun:
             self.outcomes += done
             raise
         self.outcomes.append(outcome)
-        return outcome
+        turn.log.info(format_outcome(outcome))
+        if outcome.deleted != plan.objects:
+            raise dg.Failure(
+                f"{outcome.deleted} of {plan.objects} objects are gone; the store still has the "
+                "others. Next: run it again, and check the permission to delete",
+                allow_retries=False,
+            )
+        if request.kind is not PlanKind.DEAD_JOB:
+            self._check_files()
 
     def _may_delete(self, plan: "GcPlan") -> bool:
         """Whether this run deletes: configured for it, and approved where approval is asked for."""

@@ -130,7 +130,11 @@ def endpoints_of(
     """
     tables = tables_of(sql) if sql else SqlTables()
     if ends is None:
-        ends = _ends_of_sql(tables)
+        outside = {name for name, options in tables.options.items() if "connector" in options}
+        ends = [
+            *(End("source", f"source_{name}", name) for name in tables.mentioned & outside),
+            *(End("sink", f"sink_{name}", name) for name in tables.written & outside),
+        ]
     by_role: dict[Role, list[LineageEndpoint]] = {"source": [], "sink": []}
     for end in ends:
         endpoint = _endpoint(pipeline, end, tables) if end.table else None
@@ -141,14 +145,6 @@ def endpoints_of(
         for endpoints in by_role.values()
     ]
     return ordered[0], ordered[1]
-
-
-def _ends_of_sql(tables: SqlTables) -> list[End]:
-    outside = {name for name, options in tables.options.items() if "connector" in options}
-    return [
-        *(End("source", f"source_{name}", name) for name in tables.mentioned & outside),
-        *(End("sink", f"sink_{name}", name) for name in tables.written & outside),
-    ]
 
 
 def ends_of_endpoints(pipeline: ListedPipeline) -> tuple[End, ...]:
@@ -190,7 +186,7 @@ def _place(options: Mapping[str, str]) -> list[str]:
         return _segments(options["path"])
     # The path of an address may hold a token, as those of webhooks do.
     address = next((options[name] for name in _HOSTS if options.get(name)), "")
-    return _host(address) if address else []
+    return _segments(address if "://" in address else f"host://{address}")[1:2] if address else []
 
 
 def _segments(location: str) -> list[str]:
@@ -200,10 +196,6 @@ def _segments(location: str) -> list[str]:
         scheme, _, rest = url.partition("://")
         location = rest if scheme == "file" else f"{scheme}/{rest}"
     return [part for part in location.split("/") if part]
-
-
-def _host(address: str) -> list[str]:
-    return _segments(address if "://" in address else f"host://{address}")[1:2]
 
 
 # ---- edges ---------------------------------------------------------------------------------------

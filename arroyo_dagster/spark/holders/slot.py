@@ -399,30 +399,27 @@ class Holder:
     def _accept(self) -> None:
         try:
             while True:
-                self._accept_next()
+                ready, _, _ = select.select(self._watched, [], [], _IDLE_POLL_SECONDS)
+                with self._counting:
+                    idle = not self._open and time.monotonic() - self._asked > self._idle_seconds
+                if not self._owner.is_alive() or (idle and not ready):
+                    os._exit(0)
+                for listener in self._listeners:
+                    if listener in ready:
+                        try:
+                            connection, _ = listener.accept()
+                        except BlockingIOError:  # the peer is gone
+                            continue
+                        except OSError:  # too many open files
+                            time.sleep(_IDLE_POLL_SECONDS)
+                            continue
+                        bound_loss(connection)
+                        attend = threading.Thread(
+                            target=self._attend, args=(Channel(connection),), daemon=True
+                        )
+                        attend.start()
         finally:
             os._exit(1)  # deaf
-
-    def _accept_next(self) -> None:
-        ready, _, _ = select.select(self._watched, [], [], _IDLE_POLL_SECONDS)
-        with self._counting:
-            idle = not self._open and time.monotonic() - self._asked > self._idle_seconds
-        if not self._owner.is_alive() or (idle and not ready):
-            os._exit(0)
-        for listener in self._listeners:
-            if listener in ready:
-                try:
-                    connection, _ = listener.accept()
-                except BlockingIOError:  # the peer is gone
-                    continue
-                except OSError:  # too many open files
-                    time.sleep(_IDLE_POLL_SECONDS)
-                    continue
-                bound_loss(connection)
-                attend = threading.Thread(
-                    target=self._attend, args=(Channel(connection),), daemon=True
-                )
-                attend.start()
 
     def _attend(self, channel: Channel) -> None:
         with self._counting:

@@ -17,11 +17,6 @@ row groups have up to 1,048,576 rows of about 100 bytes each: 20 of them are bel
 _BATCH_ROWS = 1 << 16
 
 
-def decoded_limit(size_bytes: int) -> int:
-    """Return how many bytes a file may decode to: 2 GiB plus 200 times its size."""
-    return _FLOOR_BYTES + _RATIO * size_bytes
-
-
 def read_groups(
     file: pq.ParquetFile,
     groups: Sequence[int],
@@ -43,7 +38,8 @@ def read_groups(
         FormatError: the rows exceed the limit for a file of this size, or differ in number from the
             footer.
     """
-    most = decoded_limit(size_bytes)
+    # How many bytes a file may decode to: 2 GiB plus 200 times its size.
+    most = _FLOOR_BYTES + _RATIO * size_bytes
     rows_claimed, bytes_claimed = _claims(file, groups, leaves)
     if bytes_claimed > most:
         raise _too_large(path, size_bytes, bytes_claimed, most)

@@ -281,10 +281,6 @@ def _type(value: Any, *, ordered: bool = False) -> pa.DataType:
         return interval
     if name == "FixedSizeBinary":
         return pa.binary(inner)
-    return _nested_type(name, inner, ordered=ordered)
-
-
-def _nested_type(name: str, inner: Any, *, ordered: bool) -> pa.DataType:
     if name in _LIST_OF:
         return _LIST_OF[name](_field(inner))
     if name == "FixedSizeList":

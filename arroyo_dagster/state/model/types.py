@@ -294,7 +294,12 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
     inside = (*within, python_type)
     origin, args = get_origin(python_type), get_args(python_type)
     if origin is Annotated:
-        return _describe_annotated(python_type, inside)
+        plain, *marks = get_args(python_type)
+        for mark in reversed(marks):
+            # `Annotated[int, U32]` means the same as `U32`.
+            if isinstance(mark, Type) or get_origin(mark) is Annotated:
+                return _describe(mark, inside)
+        return _describe(plain, inside)
     if origin is not None:
         described = _describe_generic(origin, args, inside)
         if described is not None:
@@ -311,15 +316,6 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
         f"values of the type {_type_text(python_type)} cannot be encoded",
         next_step=f"use {_ALLOWED}",
     )
-
-
-def _describe_annotated(python_type: Any, inside: tuple[Any, ...]) -> Type:
-    plain, *marks = get_args(python_type)
-    for mark in reversed(marks):
-        # `Annotated[int, U32]` means the same as `U32`.
-        if isinstance(mark, Type) or get_origin(mark) is Annotated:
-            return _describe(mark, inside)
-    return _describe(plain, inside)
 
 
 def _describe_generic(origin: Any, args: tuple[Any, ...], inside: tuple[Any, ...]) -> Type | None:

@@ -446,11 +446,7 @@ class GlobalKeyedView(Generic[K, V]):
         if not self._behind:
             return
         # Cleared only after all files are applied: a store failure halfway must not hide entries.
-        self._apply(self._behind)
-        self._behind = []
-
-    def _apply(self, files: Sequence[StatePath]) -> None:
-        for file in self._table.read(files):
+        for file in self._table.read(self._behind):
             for key in file.keys:
                 self._entries.decoded.pop(key, None)
             if file.values is None:
@@ -460,6 +456,7 @@ class GlobalKeyedView(Generic[K, V]):
             values = self._migrated(file)
             self._stored_versions.add(file.version)
             self._entries.encoded.update(zip(file.keys, values, strict=True))
+        self._behind = []
 
     def _migrated(self, file: GlobalKeyedFile) -> Sequence[bytes]:
         assert file.values is not None

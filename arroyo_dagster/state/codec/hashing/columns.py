@@ -174,7 +174,15 @@ def _round(lanes: _Lanes, key: _Lanes, tables: _Tables, step: int) -> _Lanes:
 @lru_cache(maxsize=1)
 def _tables() -> tuple[_Tables, _Tables]:
     """Return what each byte adds to its column, by row: substitution and mixing in one lookup."""
-    substituted = _substitution()
+    powers = list(accumulate(range(254), lambda power, _: _times(power, 3), initial=1))
+    box = [0x63]
+    for byte in range(1, 256):
+        inverse = powers[-powers.index(byte) % 255]  # 3 generates all bytes but 0
+        value = inverse
+        for turn in range(1, 5):
+            value ^= (inverse << turn | inverse >> (8 - turn)) & 0xFF
+        box.append(value ^ 0x63)
+    substituted = np.array(box)
     back = np.empty_like(substituted)
     back[substituted] = np.arange(256)
     return _mixing(substituted, (2, 1, 1, 3)), _mixing(back, (14, 9, 13, 11))
@@ -186,18 +194,6 @@ def _mixing(substituted: npt.NDArray[np.int64], factors: tuple[int, ...]) -> _Ta
     return tuple(
         np.ascontiguousarray(np.roll(first, row, axis=1)).view("<u4").ravel() for row in range(4)
     )
-
-
-def _substitution() -> npt.NDArray[np.int64]:
-    powers = list(accumulate(range(254), lambda power, _: _times(power, 3), initial=1))
-    box = [0x63]
-    for byte in range(1, 256):
-        inverse = powers[-powers.index(byte) % 255]  # 3 generates all bytes but 0
-        value = inverse
-        for turn in range(1, 5):
-            value ^= (inverse << turn | inverse >> (8 - turn)) & 0xFF
-        box.append(value ^ 0x63)
-    return np.array(box)
 
 
 def _times(left: int, right: int) -> int:
@@ -364,7 +360,16 @@ def _value_hashes(
     if pa.types.is_null(array.type):
         return _hash_words([np.ones(len(array), dtype=np.uint64)], engine), None
     if pa.types.is_dictionary(array.type):
-        return _dictionary_hashes(array, engine)
+        hashes = row_hashes([array.dictionary], len(array.dictionary), engine)
+        valid = valid_rows(array)
+        if not len(hashes):
+            return np.zeros(len(array), dtype=np.uint64), np.zeros(len(array), dtype=np.bool_)
+        word = f"<{'i' if pa.types.is_signed_integer(array.type.index_type) else 'u'}"
+        word += str(array.type.index_type.bit_width // 8)
+        indices = words_of(array.indices.buffers()[1], word, array.indices.offset, len(array))
+        if valid is not None:
+            indices = np.where(valid, indices, 0)
+        return hashes[indices], valid
     return _hasher(array.type)(array, engine), valid_rows(array)
 
 
@@ -411,21 +416,6 @@ def _number_hashes(array: pa.Array, engine: Engine[Any]) -> U64Array:
     word = _word_of(array.type)
     assert word is not None
     return _hash_words([words_of(array.buffers()[1], word, array.offset, len(array))], engine)
-
-
-def _dictionary_hashes(
-    array: pa.DictionaryArray, engine: Engine[Any]
-) -> tuple[U64Array, npt.NDArray[np.bool_] | None]:
-    hashes = row_hashes([array.dictionary], len(array.dictionary), engine)
-    valid = valid_rows(array)
-    if not len(hashes):
-        return np.zeros(len(array), dtype=np.uint64), np.zeros(len(array), dtype=np.bool_)
-    word = f"<{'i' if pa.types.is_signed_integer(array.type.index_type) else 'u'}"
-    word += str(array.type.index_type.bit_width // 8)
-    indices = words_of(array.indices.buffers()[1], word, array.indices.offset, len(array))
-    if valid is not None:
-        indices = np.where(valid, indices, 0)
-    return hashes[indices], valid
 
 
 def _hash_words(columns: Sequence[npt.NDArray[Any]], engine: Engine[Any]) -> U64Array:

@@ -210,7 +210,19 @@ def hash_key(value: object, type: Any = None) -> int:  # noqa: A002 - the word u
 
     Source: crates/arroyo-state/src/lib.rs, `hash_key`; Rust's std, `DefaultHasher`.
     """
-    return _siphash13(_fed(value, None if type is None else describe(type)))
+    # Hash one row with Python ints, which are faster than numpy for a single row.
+    fed = _fed(value, None if type is None else describe(type))
+    whole = len(fed) & ~7
+    last = int.from_bytes(fed[whole:], "little") | (len(fed) & 0xFF) << 56
+    state = _START
+    for (word,) in (*struct.iter_unpack("<Q", fed[:whole]), (last,)):
+        v0, v1, v2, v3 = _round_of_one(*state[:3], state[3] ^ word)
+        state = (v0 ^ word, v1, v2, v3)
+    v0, v1, v2, v3 = state
+    state = (v0, v1, v2 ^ 0xFF, v3)
+    for _ in range(3):
+        state = _round_of_one(*state)
+    return state[0] ^ state[1] ^ state[2] ^ state[3]
 
 
 def hash_keys(
@@ -223,7 +235,15 @@ def hash_keys(
         InputError: as in `hash_key`.
     """
     described = None if type is None else describe(type)
-    return _hash_all([_fed(value, described) for value in values])
+    # Hash rows of bytes, in groups of similar size, within which shorter rows are padded.
+    fed = [_fed(value, described) for value in values]
+    words = np.array([len(row) // 8 + 1 for row in fed], dtype=np.int64)
+    order = np.argsort(-words, kind="stable")
+    sizes = np.frexp(words[order].astype(np.float64))[1]
+    hashes = np.empty(len(fed), dtype=np.uint64)
+    for rows in np.split(order, np.flatnonzero(np.diff(sizes)) + 1):
+        hashes[rows] = _hash_rows([fed[row] for row in rows], words[rows])
+    return hashes
 
 
 def _fed(value: object, described: Type | None) -> bytes:
@@ -340,21 +360,6 @@ def _expect(right: bool, value: object, expected: str) -> None:
 # --- SipHash-1-3 ---------------------------------------------------------------------------------
 
 
-def _siphash13(fed: bytes) -> int:
-    """Hash one row with Python ints, which are faster than numpy for a single row."""
-    whole = len(fed) & ~7
-    last = int.from_bytes(fed[whole:], "little") | (len(fed) & 0xFF) << 56
-    state = _START
-    for (word,) in (*struct.iter_unpack("<Q", fed[:whole]), (last,)):
-        v0, v1, v2, v3 = _round_of_one(*state[:3], state[3] ^ word)
-        state = (v0 ^ word, v1, v2, v3)
-    v0, v1, v2, v3 = state
-    state = (v0, v1, v2 ^ 0xFF, v3)
-    for _ in range(3):
-        state = _round_of_one(*state)
-    return state[0] ^ state[1] ^ state[2] ^ state[3]
-
-
 def _round_of_one(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
     v0 = (v0 + v1) & _MASK64
     v1 = ((v1 << 13 | v1 >> 51) & _MASK64) ^ v0
@@ -367,17 +372,6 @@ def _round_of_one(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, in
     v1 = ((v1 << 17 | v1 >> 47) & _MASK64) ^ v2
     v2 = (v2 << 32 | v2 >> 32) & _MASK64
     return v0, v1, v2, v3
-
-
-def _hash_all(fed: list[bytes]) -> npt.NDArray[np.uint64]:
-    """Hash rows of bytes, in groups of similar size, within which shorter rows are padded."""
-    words = np.array([len(row) // 8 + 1 for row in fed], dtype=np.int64)
-    order = np.argsort(-words, kind="stable")
-    sizes = np.frexp(words[order].astype(np.float64))[1]
-    hashes = np.empty(len(fed), dtype=np.uint64)
-    for rows in np.split(order, np.flatnonzero(np.diff(sizes)) + 1):
-        hashes[rows] = _hash_rows([fed[row] for row in rows], words[rows])
-    return hashes
 
 
 def _hash_rows(fed: list[bytes], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

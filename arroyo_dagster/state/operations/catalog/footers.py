@@ -21,7 +21,6 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec.parquet import (
-    FooterFacts,
     read_facts,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -78,25 +77,22 @@ def read_stored_file(store: ObjectStore, path: StatePath) -> StoredFile | None:
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
             try:
-                return _as_stored(read_facts(file, path, bounds=True), size)
+                facts = read_facts(file, path, bounds=True)
+                keys = facts.bounds.get(KEY_HASH_COLUMN)
+                times = facts.bounds.get(TIMESTAMP_COLUMN)
+                return StoredFile(
+                    size_bytes=size,
+                    rows=facts.rows,
+                    columns=columns_of(facts.schema),
+                    min_routing_key=None if keys is None else keys[0],
+                    max_routing_key=None if keys is None else keys[1],
+                    max_timestamp_micros=None if times is None else times[1] // 1000,
+                    schema_json=stored_form(facts.schema),
+                )
             except FormatError as error:
                 return StoredFile(size_bytes=size, problem=error.message)
     except NotFoundError:
         return None
-
-
-def _as_stored(facts: FooterFacts, size_bytes: int) -> StoredFile:
-    keys = facts.bounds.get(KEY_HASH_COLUMN)
-    times = facts.bounds.get(TIMESTAMP_COLUMN)
-    return StoredFile(
-        size_bytes=size_bytes,
-        rows=facts.rows,
-        columns=columns_of(facts.schema),
-        min_routing_key=None if keys is None else keys[0],
-        max_routing_key=None if keys is None else keys[1],
-        max_timestamp_micros=None if times is None else times[1] // 1000,
-        schema_json=stored_form(facts.schema),
-    )
 
 
 class Footers:

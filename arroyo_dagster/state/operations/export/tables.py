@@ -193,7 +193,13 @@ class LakeTarget(ExportTarget):
 
     def write(self, unit: ExportUnit, rows: Iterable[pa.Table], schema: pa.Schema) -> ExportedEpoch:
         """Write the files of an epoch, then add them in one commit; see `ExportTarget.write`."""
-        columns = self._columns(schema)
+        check_names(
+            schema,
+            self.epoch_column,
+            self.lake.name,
+            "choose another name for the column of epochs, by epoch_column or --epoch-column",
+        )
+        columns = self.types.schema_of(schema)
         table = self.lake.open()
         names = [] if table is None else table.columns.names
         self.lake.check_names(list(dict.fromkeys([*names, *columns.names])))
@@ -207,15 +213,6 @@ class LakeTarget(ExportTarget):
         fitted = _fitted(columns, self._of_rows(table), self.lake.name)
         files = self._write_files(table, unit, map(self.types.convert, rows), fitted)
         return self._commit(unit, files, columns)
-
-    def _columns(self, schema: pa.Schema) -> pa.Schema:
-        check_names(
-            schema,
-            self.epoch_column,
-            self.lake.name,
-            "choose another name for the column of epochs, by epoch_column or --epoch-column",
-        )
-        return self.types.schema_of(schema)
 
     def _of_rows(self, table: OpenTable) -> pa.Schema:
         """Return the columns of a table but the epoch, in the types of table formats."""

@@ -77,7 +77,17 @@ def _one(reader: Reader, epoch: Epoch, newer: EpochRoot) -> EpochRoot | None:
         manifest = reader.optional(claim.checkpoint_ref, manifest_references)
         return _readable(reader, claim, manifest)
     except (FormatError, ProtocolError) as error:
-        return _unreadable(reader, epoch, claim, error.message, newer)
+        address = None if claim is None else parse_manifest_path(claim.checkpoint_ref)
+        own = address is not None and (address.paths, address.epoch) == (reader.paths, epoch)
+        ref = claim.checkpoint_ref if claim is not None and own else None
+        by_name = unreadable_objects(reader.paths, epoch, ref)
+        return unreadable_root(
+            epoch,
+            error.message,
+            by_name,
+            roots=known_roots(reader, by_name),
+            finish_time_micros=newer.finish_time_micros,
+        )
 
 
 def _check_claim(reader: Reader, claim: EpochRecord, epoch: Epoch) -> None:
@@ -96,22 +106,6 @@ def _readable(reader: Reader, claim: EpochRecord, manifest: References | None) -
     check_inside_job(paths, claim.epoch, manifest)
     roots = reader.taken((ref, paths.epoch_record(claim.epoch)))
     return epoch_root(paths, ref, manifest, CheckpointState.ROLLED_BACK, roots, rolled_back=True)
-
-
-def _unreadable(
-    reader: Reader, epoch: Epoch, claim: EpochRecord | None, reason: str, newer: EpochRoot
-) -> EpochRoot:
-    address = None if claim is None else parse_manifest_path(claim.checkpoint_ref)
-    own = address is not None and (address.paths, address.epoch) == (reader.paths, epoch)
-    ref = claim.checkpoint_ref if claim is not None and own else None
-    by_name = unreadable_objects(reader.paths, epoch, ref)
-    return unreadable_root(
-        epoch,
-        reason,
-        by_name,
-        roots=known_roots(reader, by_name),
-        finish_time_micros=newer.finish_time_micros,
-    )
 
 
 def known_roots(reader: Reader, found: Sequence[StatePath]) -> tuple[Root, ...]:

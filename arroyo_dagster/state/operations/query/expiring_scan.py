@@ -373,7 +373,15 @@ class ExpiringScan(StoredTable):
         ruling = {*layout.keys, *layout.routing, layout.timestamp, layout.generation}
         ruling |= set() if layout.count is None else {layout.count}
         needed = self._needed(request, ruling)
-        projected = _projected(layout, needed)
+        # The layout of rows that have only some of the columns.
+        place = list(needed).index
+        projected = RowLayout(
+            keys=tuple(map(place, layout.keys)),
+            routing=tuple(map(place, layout.routing)),
+            timestamp=place(layout.timestamp),
+            generation=place(layout.generation),
+            count=None if layout.count is None else place(layout.count),
+        )
         kept = newest_of(self._chunks(request, needed), projected)
         if role is Role.TUPLES and self.routing_columns:
             groups = self._group_keys(request)
@@ -420,7 +428,13 @@ class ExpiringScan(StoredTable):
             file_request = replace(request, files=frozenset([file.path]))
             for part in self._parts(file_request, of_file, request.filters):
                 columns = dict(zip(of_file, part.rows.columns, strict=True))
-                file_columns = _columns_of(file, list(self.schema)[stored:], part.rows.num_rows)
+                # The columns that a raw scan adds for a file.
+                fields = list(self.schema)[stored:]
+                values = (str(file.path), file.epoch, file.compaction_generation)
+                file_columns = [
+                    pa.repeat(pa.scalar(value, field.type), part.rows.num_rows)
+                    for value, field in zip(values, fields, strict=True)
+                ]
                 columns |= dict(enumerate(file_columns, stored))
                 if stored - 1 in needed:
                     columns[stored - 1] = operation_names(part.operations)
@@ -429,15 +443,6 @@ class ExpiringScan(StoredTable):
                     names=[self.schema.field(place).name for place in needed],
                 )
                 yield self._finish(rows, needed, request)
-
-
-def _columns_of(file: TimeFile, fields: Sequence[pa.Field], rows: int) -> list[pa.Array]:
-    """Return the columns that a raw scan adds for a file."""
-    values = (str(file.path), file.epoch, file.compaction_generation)
-    return [
-        pa.repeat(pa.scalar(value, field.type), rows)
-        for value, field in zip(values, fields, strict=True)
-    ]
 
 
 def _at(one: ColumnFilter, places: Sequence[int]) -> ColumnFilter:
@@ -450,15 +455,3 @@ def _filtered(part: StoredRows, filters: Sequence[ColumnFilter]) -> StoredRows:
         mask = term.mask(rows)
         rows, operations = rows.filter(mask), operations.filter(mask)
     return StoredRows(rows, operations)
-
-
-def _projected(layout: RowLayout, columns: Sequence[int]) -> RowLayout:
-    """Return the layout of rows that have only some of the columns."""
-    place = list(columns).index
-    return RowLayout(
-        keys=tuple(map(place, layout.keys)),
-        routing=tuple(map(place, layout.routing)),
-        timestamp=place(layout.timestamp),
-        generation=place(layout.generation),
-        count=None if layout.count is None else place(layout.count),
-    )

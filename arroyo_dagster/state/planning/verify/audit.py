@@ -67,13 +67,7 @@ class AuditFacts:
 
 def audit_findings(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
     """Yield what the facts show."""
-    yield from _incomplete(facts)
-    yield from _off_chain(facts, settings)
-    yield from _orphans(facts, settings)
-
-
-def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
-    """Find epochs before the newest with missing or changed files. `verify` judges the newest."""
+    # Find epochs before the newest with missing or changed files. `verify` judges the newest.
     kept = max((epoch.min_epoch for epoch in facts.epochs), default=0)
     lost = {
         epoch.epoch: [path for path in epoch.paths if path not in facts.listing]
@@ -81,7 +75,10 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
     }
     numbers = sorted({*lost, *facts.problems})
     for number in numbers[:-1]:
-        root = _root_of(facts.paths, number)
+        # The object that makes an epoch exist.
+        paths = facts.paths
+        legacy = paths.layout is Layout.LEGACY
+        root = paths.legacy_metadata(number) if legacy else paths.epoch_record(number)
         # Arroyo's cleanup deletes the files of epochs below its minimum before their metadata.
         if number < kept or root not in facts.listing:
             continue
@@ -94,12 +91,8 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
         evidence = f"epoch {number} {evidence}" + ("; it is pinned" if pinned else "")
         step = "`arroyo-state sql @fate` says what became of them; do not go back to this epoch"
         yield either(pinned, "older-epoch-incomplete", root, evidence, step)
-
-
-def _root_of(paths: JobPaths, epoch: Epoch) -> StatePath:
-    """Return the object that makes an epoch exist."""
-    legacy = paths.layout is Layout.LEGACY
-    return paths.legacy_metadata(epoch) if legacy else paths.epoch_record(epoch)
+    yield from _off_chain(facts, settings)
+    yield from _orphans(facts, settings)
 
 
 def _off_chain(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:

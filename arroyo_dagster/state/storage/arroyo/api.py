@@ -401,7 +401,12 @@ class JsonServer:
         self._token = token
         self._headers = {"Accept": "application/json", "User-Agent": "arroyo-state"}
         if token is not None:
-            self._headers["Authorization"] = f"Bearer {_checked_token(token)}"
+            if not re.fullmatch(r"[\x21-\x7e]+", token):
+                raise InputError(
+                    "the token is empty, or contains a character that a header cannot carry",
+                    next_step="check its source, for example for a line break at its end",
+                )
+            self._headers["Authorization"] = f"Bearer {token}"
         self._timeout = timeout_seconds
         self._deadline = deadline_seconds
         self._max_bytes = max_bytes
@@ -515,15 +520,6 @@ def _checked_url(url: str) -> str:
             next_step="give it in the form http://HOST:5115; pass a token separately",
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-
-
-def _checked_token(token: str) -> str:
-    if not re.fullmatch(r"[\x21-\x7e]+", token):
-        raise InputError(
-            "the token is empty, or contains a character that a header cannot carry",
-            next_step="check its source, for example for a line break at its end",
-        )
-    return token
 
 
 def _document(body: bytes, url: str) -> Any:

@@ -40,7 +40,22 @@ def s3fs_options(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, An
     if "skip_signature" in merged:
         merged["anon"] = is_true(merged.pop("skip_signature"))
     named = {_S3FS_NAMES.get(name, name): value for name, value in merged.items()}
-    named["config_kwargs"] = _botocore(patience, "endpoint" in merged, named)
+    has_endpoint = "endpoint" in merged
+    from botocore.config import Config
+
+    tries = min(_BOTOCORE_TRIES, 1 + patience.max_retries)
+    config: dict[str, Any] = {
+        "retries": {"mode": "standard", "total_max_attempts": tries},
+        "connect_timeout": patience.connect_timeout_seconds,
+        "read_timeout": min(patience.request_timeout_seconds, _SILENCE_SECONDS),
+    }
+    if has_endpoint:
+        config["s3"] = {"addressing_style": "path"}
+        if "response_checksum_validation" in Config.OPTION_DEFAULTS:
+            # gofakes3 sends the checksum of the whole object with a part of it, versitygw the
+            # checksum of another version with an object that is being replaced.
+            config["response_checksum_validation"] = "when_required"
+    named["config_kwargs"] = {**config, **named.get("config_kwargs", {})}
     if region:
         named["client_kwargs"] = {**named.get("client_kwargs", {}), "region_name": region}
     named.setdefault("session", _session(named.get("profile")))
@@ -114,24 +129,6 @@ def _for_others(url: CheckpointUrl, options: Mapping[str, Any]) -> dict[str, Any
     settings = normalised(options, url.backend)
     patience_of(settings, str(url))
     return resolved(url, settings)
-
-
-def _botocore(patience: Patience, has_endpoint: bool, found: Mapping[str, Any]) -> dict[str, Any]:
-    from botocore.config import Config
-
-    tries = min(_BOTOCORE_TRIES, 1 + patience.max_retries)
-    config: dict[str, Any] = {
-        "retries": {"mode": "standard", "total_max_attempts": tries},
-        "connect_timeout": patience.connect_timeout_seconds,
-        "read_timeout": min(patience.request_timeout_seconds, _SILENCE_SECONDS),
-    }
-    if has_endpoint:
-        config["s3"] = {"addressing_style": "path"}
-        if "response_checksum_validation" in Config.OPTION_DEFAULTS:
-            # gofakes3 sends the checksum of the whole object with a part of it, versitygw the
-            # checksum of another version with an object that is being replaced.
-            config["response_checksum_validation"] = "when_required"
-    return {**config, **found.get("config_kwargs", {})}
 
 
 def _parsed_key(url: CheckpointUrl, key: object) -> Any:

@@ -425,7 +425,18 @@ class BulkDeletes:
             if not self._stopped_early(keys):
                 return {}
         except Exception as error:
-            return self._errors_after(error, keys)
+            # Find the objects that a failed delete may have left: obstore reports only one
+            # failure.
+            failure = understood(error)
+            if self.on_s3:
+                # A code without a status concerns one key; otherwise the whole request failed.
+                if failure.code is None or failure.status is not None:
+                    return dict.fromkeys(keys, failure.reason)
+                return self.through_fsspec().delete_many(keys).failed
+            if means_no_bucket(error) or (failure.retryable and len(keys) > 1):
+                return dict.fromkeys(keys, failure.reason)
+            problems = concurrently(self._error_of_one, keys.values())
+            return {path: problem for path, problem in zip(keys, problems, strict=True) if problem}
         return self.through_fsspec().delete_many(keys).failed
 
     def _stopped_early(self, keys: Mapping[StatePath, str]) -> bool:
@@ -436,21 +447,6 @@ class BulkDeletes:
         """
         in_bulk = self.on_s3 and len(keys) > 1
         return in_bulk and self.head([*keys][-1]) is not None
-
-    def _errors_after(
-        self, error: Exception, keys: Mapping[StatePath, str]
-    ) -> Mapping[StatePath, str]:
-        """Find the objects that a failed delete may have left: obstore reports only one failure."""
-        failure = understood(error)
-        if self.on_s3:
-            # A code without a status concerns one key; otherwise the whole request failed.
-            if failure.code is None or failure.status is not None:
-                return dict.fromkeys(keys, failure.reason)
-            return self.through_fsspec().delete_many(keys).failed
-        if means_no_bucket(error) or (failure.retryable and len(keys) > 1):
-            return dict.fromkeys(keys, failure.reason)
-        problems = concurrently(self._error_of_one, keys.values())
-        return {path: problem for path, problem in zip(keys, problems, strict=True) if problem}
 
     def _error_of_one(self, key: str) -> str | None:
         try:

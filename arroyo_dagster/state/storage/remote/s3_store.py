@@ -131,7 +131,13 @@ class S3Store(FsspecStore):
             upload = self.filesystem.call_s3("create_multipart_upload", **where)
             where["UploadId"] = upload["UploadId"]
             try:
-                parts = self._upload_parts(where, source, size_bytes)
+                part_bytes = max(CHUNK_BYTES, -(-size_bytes // _PARTS))
+                parts = []
+                for number, data in enumerate(read_in_chunks(self, source, part_bytes), start=1):
+                    sent = self.filesystem.call_s3(
+                        "upload_part", **where, PartNumber=number, Body=data
+                    )
+                    parts.append({"PartNumber": number, "ETag": sent["ETag"]})
                 created = self.head(target) is None and self._completed(target, where, parts)
             except BaseException:
                 self._give_up(where)
@@ -139,16 +145,6 @@ class S3Store(FsspecStore):
             if not created:
                 self._give_up(where)
             return created
-
-    def _upload_parts(
-        self, where: Mapping[str, str], source: StatePath, size_bytes: int
-    ) -> Sequence[Mapping[str, Any]]:
-        part_bytes = max(CHUNK_BYTES, -(-size_bytes // _PARTS))
-        parts = []
-        for number, data in enumerate(read_in_chunks(self, source, part_bytes), start=1):
-            sent = self.filesystem.call_s3("upload_part", **where, PartNumber=number, Body=data)
-            parts.append({"PartNumber": number, "ETag": sent["ETag"]})
-        return parts
 
     def _completed(
         self, target: StatePath, where: Mapping[str, str], parts: Sequence[Mapping[str, Any]]

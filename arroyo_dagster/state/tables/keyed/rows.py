@@ -242,7 +242,13 @@ class SlotIndex:
         self._codes[slots] = codes
         self._live += len(slots)
         if 2 * (self._used + len(slots)) > len(self._table):
-            self._rebuild(codes, slots)
+            # Rebuild the table without removed entries, with room for as many more.
+            old = self._table[self._table >= 0].astype(np.int64)
+            entries = np.concatenate([old, slots])
+            bits = max(_FIRST_BITS, int(3 * len(entries)).bit_length())
+            self._table = np.full(1 << bits, _EMPTY, np.int32)
+            self._used = 0
+            self._place(self._codes[entries], entries)
         else:
             self._place(codes, slots)
 
@@ -264,15 +270,6 @@ class SlotIndex:
             match = self._table[cells] == left
             self._table[cells[match]] = _REMOVED
             cells, left = self._next(cells[~match]), left[~match]
-
-    def _rebuild(self, codes: Words, slots: Slots) -> None:
-        """Rebuild the table without removed entries, with room for as many more."""
-        old = self._table[self._table >= 0].astype(np.int64)
-        entries = np.concatenate([old, slots])
-        bits = max(_FIRST_BITS, int(3 * len(entries)).bit_length())
-        self._table = np.full(1 << bits, _EMPTY, np.int32)
-        self._used = 0
-        self._place(self._codes[entries], entries)
 
     def _home(self, codes: Words) -> Slots:
         bits = (len(self._table) - 1).bit_length()

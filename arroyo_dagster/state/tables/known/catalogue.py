@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -152,7 +152,18 @@ class Catalogue:
         fitting = [option for option in options if all(map(option.has_version, versions))]
         if not fitting:
             return TableForm(known=options[0], problem=_other_version(options[0], config, versions))
-        return _first_fit(fitting, config, entries)
+        refused: FormatError | None = None
+        for known in fitting:
+            if not known.has_entries and entries:
+                continue
+            try:
+                _decode_all(_codec_of(known.key_type), entries)
+                _decode_all(_codec_of(known.value_type), [value for _, value in entries.values()])
+            except FormatError as error:
+                refused = refused or error
+                continue
+            return TableForm(known=known, key_type=known.key_type, value_type=known.value_type)
+        return TableForm(known=fitting[0], problem=_misfit(fitting[0], config, refused))
 
     def decode_commit_data(
         self, operator: str, config: TableConfig, data: bytes
@@ -178,23 +189,6 @@ def _codec_of(kind: Any) -> Codec[Any]:
     from arroyo_dagster.state.codec.bincode.codec import codec_for
 
     return codec_for(kind)
-
-
-def _first_fit(
-    fitting: Sequence[KnownTable], config: TableConfig, entries: Mapping[bytes, tuple[int, bytes]]
-) -> TableForm:
-    refused: FormatError | None = None
-    for known in fitting:
-        if not known.has_entries and entries:
-            continue
-        try:
-            _decode_all(_codec_of(known.key_type), entries)
-            _decode_all(_codec_of(known.value_type), [value for _, value in entries.values()])
-        except FormatError as error:
-            refused = refused or error
-            continue
-        return TableForm(known=known, key_type=known.key_type, value_type=known.value_type)
-    return TableForm(known=fitting[0], problem=_misfit(fitting[0], config, refused))
 
 
 def _decode_all(codec: Codec[Any], values: Collection[bytes]) -> None:

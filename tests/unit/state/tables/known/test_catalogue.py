@@ -15,8 +15,8 @@ from arroyo_dagster.state.codec.bincode.codec import decode, encode
 from arroyo_dagster.state.codec.plain import plain_value
 from arroyo_dagster.state.tables.known import catalogue as c
 from arroyo_dagster.state.tables.known import operators as o
-from arroyo_dagster.state.tables.known import positions as s
 from arroyo_dagster.state.tables.known import sinks as k
+from arroyo_dagster.state.tables.known import sources as s
 from tests.formats import GlobalKeyedConfig
 from tests.formats import types as t
 
