@@ -25,7 +25,6 @@ from arroyo_dagster.state.codec.bincode.decoding import Reading, decoder_of
 from arroyo_dagster.state.codec.bincode.encoding import encoder_of
 from arroyo_dagster.state.codec.bincode.scalars import encode_texts, encode_unsigned_ints
 from arroyo_dagster.state.codec.bincode.shapes import (
-    MAX_EMPTY_ITEMS,
     Broken,
     Decoder,
     Encoder,
@@ -51,18 +50,6 @@ from arroyo_dagster.state.model.types import (
     Type,
     describe,
 )
-
-__all__ = [
-    "ENCODE_ERRORS",
-    "MAX_EMPTY_ITEMS",
-    "Codec",
-    "codec_for",
-    "decode",
-    "encode",
-    "locate",
-    "pick_variant",
-    "struct_values",
-]
 
 _T = TypeVar("_T")
 _MANY = 16

@@ -38,8 +38,6 @@ from arroyo_dagster.state.model.types import (
     Type,
 )
 
-__all__ = ["Reading", "decoder_of"]
-
 
 class Reading(NamedTuple):
     """The options of a decoder.

@@ -35,8 +35,6 @@ from arroyo_dagster.state.model.types import (
     Type,
 )
 
-__all__ = ["encoder_of"]
-
 
 def encoder_of(described: Type, in_key: bool) -> Encoder:
     """Compile an encoder; `in_key`: whether its values are hashable, as parts of keys."""

@@ -18,8 +18,6 @@ from arroyo_dagster.state.codec.bincode.scalars import (
 from arroyo_dagster.state.codec.bincode.shapes import Broken, Decoder, Encoder, named_value
 from arroyo_dagster.state.model.types import TimeOf
 
-__all__ = ["MAX_SECONDS", "NANOS", "time_decoder", "time_encoder"]
-
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 NANOS = 10**9

@@ -209,7 +209,6 @@ def _times(left: int, right: int) -> int:
 
 # ---- columns -------------------------------------------------------------------------------------
 
-__all__ = ["AES", "AES_SSSE3", "ENGINES", "Column", "row_hashes"]
 
 Column: TypeAlias = "pa.Array | pa.ChunkedArray"
 

@@ -32,15 +32,6 @@ from arroyo_dagster.state.model.types import (
     describe,
 )
 
-__all__ = [
-    "HashVariant",
-    "hash_key",
-    "hash_keys",
-    "key_hashes",
-    "matching_variants",
-    "subtasks_for_hashes",
-]
-
 
 def key_hashes(
     columns: Sequence[Column],

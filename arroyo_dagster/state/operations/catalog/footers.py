@@ -44,15 +44,13 @@ from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     Columns,
-    JobAge,
     OperatorTable,
     StoredFile,
-    Verdict,
     files_exist,
     restorable,
-    unreadable,
 )
-from arroyo_dagster.state.planning.verify.findings import error, warning
+from arroyo_dagster.state.planning.verify.findings import Verdict, error, unreadable, warning
+from arroyo_dagster.state.planning.verify.fleet import JobAge
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms

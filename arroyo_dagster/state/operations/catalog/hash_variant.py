@@ -17,8 +17,6 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.planning.restore.reads import ordered_operators
 from arroyo_dagster.state.storage.store import ObjectStore
 
-__all__ = ["HashEvidence", "find_hash_variant"]
-
 _ROWS = 1024
 
 

@@ -53,7 +53,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from arroyo_dagster.state.tables.known.catalogue import Catalogue, KnownTable, TableForm
+    from arroyo_dagster.state.tables.known.catalogue import Catalogue, TableForm
+    from arroyo_dagster.state.tables.known.tables import KnownTable
 
 _T = TypeVar("_T")
 

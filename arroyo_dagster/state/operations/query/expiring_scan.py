@@ -15,7 +15,8 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.operations import operation_names
 from arroyo_dagster.state.codec.plain import unique_names
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint

@@ -84,8 +84,6 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.forms import table_forms
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 
-__all__ = ["HISTORY", "MAX_LEVEL", "JobVerdict", "verify_job"]
-
 _ATTEMPTS = 3
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.parquet import decoding, open_pages
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import parse_data_file

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
 from arroyo_dagster.state.codec.parquet import (
     decoding,

@@ -50,15 +50,6 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.codec.bincode.codec import Codec
 
-__all__ = [
-    "BUILT_IN",
-    "ENTRY_POINTS",
-    "Catalogue",
-    "KnownTable",
-    "TableForm",
-    "default_catalogue",
-    "register_table",
-]
 
 ENTRY_POINTS = "arroyo_dagster.tables"
 """The group of entry points by which installed packages name tables."""
