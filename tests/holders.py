@@ -19,8 +19,7 @@ from arroyo_dagster.spark.chunks import FAILURE, PLACE, ChunkStream, chunk_batch
 from arroyo_dagster.spark.holders import slot as slots
 from arroyo_dagster.spark.holders.channel import Secret
 from arroyo_dagster.spark.holders.messages import Meeting, Placed
-from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.slot import WorkerSlot
+from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.packing import PackedPipeline
 from arroyo_dagster.spark.pipeline import Placement

@@ -28,24 +28,24 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 944,
     "cli": 9_506,
-    "dataflow": 21_158,
-    "orchestration": 9_991,
+    "dataflow": 21_134,
+    "orchestration": 9_981,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_122,
-    "state.codec": 7_685,
+    "spark": 7_077,
+    "state.codec": 7_664,
     "state.errors": 5,
-    "state.metadata": 3_098,
+    "state.metadata": 3_090,
     "state.model": 6_231,
-    "state.operations": 29_826,
+    "state.operations": 29_784,
     "state.planning": 11_594,
     "state.runtime": 3_607,
-    "state.storage": 6_064,
-    "state.tables": 10_146,
+    "state.storage": 6_056,
+    "state.tables": 10_121,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_983
+MOST_LINES_OF_TESTS = 92_982
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import group_names, key_part, layers
+from arroyo_dagster.orchestration.pipelines.model import (
+    ListedPipeline,
+    PipelineList,
+    group_names,
+    key_part,
+    layers,
+)
 from arroyo_dagster.orchestration.rendering import with_commands
 from arroyo_dagster.state.model.ids import checked_name
 from arroyo_dagster.state.planning.exports import CHANGES, EVERY, FORMATS, NEWEST, TableExport

@@ -27,11 +27,12 @@ from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
 from arroyo_dagster.spark.packing import PackedPipeline, pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
-from arroyo_dagster.spark.small_epochs import ReadRows, SmallEpochs
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.worker import (
     BatchFunction,
     LevelRunner,
+    ReadRows,
+    SmallEpochs,
     SplitReader,
     chunk_function,
     level_function,

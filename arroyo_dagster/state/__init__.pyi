@@ -73,9 +73,9 @@ from .operations.compaction.rewrite_undo import run_undo as run_undo
 from .operations.compaction.window_recovery import recover_window as recover_window
 from .operations.export.epochs import export_changes as export_changes
 from .operations.export.epochs import export_epochs as export_epochs
-from .operations.export.parquet import ParquetTarget as ParquetTarget
 from .operations.export.tables import DeltaTarget as DeltaTarget
 from .operations.export.tables import IcebergTarget as IcebergTarget
+from .operations.export.tables import ParquetTarget as ParquetTarget
 from .operations.gc.execute import GcOptions as GcOptions
 from .operations.gc.execute import GcOutcome as GcOutcome
 from .operations.gc.execute import run_gc as run_gc

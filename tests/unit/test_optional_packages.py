@@ -198,10 +198,10 @@ def test_a_module_that_is_imported_directly_names_the_missing_package() -> None:
 
 
 def test_modules_that_are_found_keep_their_loader_and_source() -> None:
-    from arroyo_dagster.spark import java
+    from arroyo_dagster.spark import session
 
-    assert isinstance(java.__loader__, SourceFileLoader)
-    assert "def " in inspect.getsource(java)
+    assert isinstance(session.__loader__, SourceFileLoader)
+    assert "def " in inspect.getsource(session)
 
 
 def test_other_imports_that_fail_keep_their_error() -> None:

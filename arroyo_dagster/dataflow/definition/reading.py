@@ -27,7 +27,6 @@ from arroyo_dagster.dataflow.definition.definition import (
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
 from arroyo_dagster.dataflow.definition.legacy import modernised
-from arroyo_dagster.dataflow.definition.linking import States
 from arroyo_dagster.dataflow.definition.packages import (
     Imported,
     ImportReader,
@@ -41,7 +40,7 @@ from arroyo_dagster.dataflow.definition.reading_services import (
     kept,
     names_of,
 )
-from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader
+from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader, States
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import Conformity, text_of

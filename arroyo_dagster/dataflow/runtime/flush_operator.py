@@ -47,8 +47,7 @@ from arroyo_dagster.dataflow.storage.state_tables import (
     row_schema,
 )
 from arroyo_dagster.dataflow.storage.values import bincode_type
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.state.model.tables import TableConfig

@@ -29,8 +29,7 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     Metrics,
     StepLog,
 )
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import OwnerJob, StateView

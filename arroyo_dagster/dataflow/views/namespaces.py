@@ -41,10 +41,15 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     total,
 )
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
-from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of, private_columns
 from arroyo_dagster.dataflow.views.rendering import cell_text, watermark_text, window_text
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, SnapshotReader
-from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
+from arroyo_dagster.dataflow.views.view import (
+    OwnerJob,
+    mask_frame,
+    mask_of,
+    private_columns,
+    service_paths,
+)
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.model.checkpoints import Checkpoint

@@ -17,7 +17,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     ValueKind,
 )
 from arroyo_dagster.orchestration.pipelines.lineage import reaches
-from arroyo_dagster.orchestration.pipelines.names import key_part
+from arroyo_dagster.orchestration.pipelines.model import key_part
 from arroyo_dagster.orchestration.rendering import column_schema, with_commands
 
 _CODE = "dagster/code_references"

@@ -19,10 +19,16 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     ends_of_arroyo,
     ends_of_endpoints,
     ends_of_managed,
+    without_secrets,
 )
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import Key, is_key_of, key_part, with_id
-from arroyo_dagster.orchestration.pipelines.sql import without_secrets
+from arroyo_dagster.orchestration.pipelines.model import (
+    Key,
+    ListedPipeline,
+    PipelineList,
+    is_key_of,
+    key_part,
+    with_id,
+)
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.metadata.reader import BackendReader

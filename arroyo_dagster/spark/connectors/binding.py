@@ -13,9 +13,8 @@ import pyarrow as pa
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import register_settings
 from arroyo_dagster.spark.connectors.columns import listed_columns
-from arroyo_dagster.spark.connectors.queries import StagedStream, StagingQueries
+from arroyo_dagster.spark.connectors.queries import SparkStream, StagedStream, StagingQueries
 from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
-from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.staging import (
     BATCHES_PER_EPOCH,
     StagedFile,

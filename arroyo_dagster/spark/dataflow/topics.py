@@ -15,9 +15,8 @@ from arroyo_dagster.dataflow.topics.bindings import TopicBinding
 from arroyo_dagster.dataflow.topics.cells import Shape, typed_table
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.dataflow.topics.rows import plain_rows
-from arroyo_dagster.spark.connectors.queries import StagedStream, StagingQueries
+from arroyo_dagster.spark.connectors.queries import SparkStream, StagedStream, StagingQueries
 from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
-from arroyo_dagster.spark.connectors.streams import SparkStream
 from arroyo_dagster.spark.staging import StagedSource, Staging, query_location
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint

@@ -48,7 +48,6 @@ from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend 
 )
 
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.spark.query.columns import AskedColumns
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change, diff_tables
@@ -463,3 +462,38 @@ class ChangesStream(_StepReader, DataSourceStreamReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return the steps between two offsets."""
         return self._changes.steps(Epoch(start["epoch"]), Epoch(end["epoch"]))
+
+
+# ---- columns -------------------------------------------------------------------------------------
+# The columns that Spark asks a source for, with the types and the nullability that it expects.
+
+
+class AskedColumns:
+    """Some columns of a schema, in the order asked for.
+
+    Args:
+        asked: the names of the columns, and whether Spark takes them for nullable.
+
+    Attributes:
+        places: their indices in the schema.
+
+    Raises:
+        NotFoundError: no such column.
+    """
+
+    def __init__(self, schema: pa.Schema, types: TypeOptions, asked: Mapping[str, bool]) -> None:
+        for name in asked:
+            if name not in schema.names:
+                raise not_found("column", name, schema.names)
+        self.places = tuple(schema.names.index(name) for name in asked)
+        fields = [schema.field(name).with_nullable(nullable) for name, nullable in asked.items()]
+        self._types = types
+        self._schema = types.schema_of(pa.schema(fields))
+
+    def batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
+        """Return rows of these columns as Spark expects them."""
+        columns = self._types.convert(rows).columns
+        batches: list[pa.RecordBatch] = pa.Table.from_arrays(
+            columns, schema=self._schema
+        ).to_batches()
+        return batches

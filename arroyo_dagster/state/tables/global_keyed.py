@@ -32,10 +32,9 @@ from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.aggregates import Aggregate, AnyArray, aggregated, combine
 from arroyo_dagster.state.tables.last_writes import REMOVED as REMOVED_VERSION
-from arroyo_dagster.state.tables.last_writes import last_writes
+from arroyo_dagster.state.tables.last_writes import decode_pair_columns, last_writes
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange, TableData
-from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 from arroyo_dagster.state.tables.table import EpochFiles
 
 K = TypeVar("K")

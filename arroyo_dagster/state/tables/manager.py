@@ -36,7 +36,6 @@ from arroyo_dagster.state.tables.global_keyed import (
 )
 from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.keyed.view import KeyedView
-from arroyo_dagster.state.tables.loaded import LoadedState
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
     CommitData,
@@ -44,7 +43,7 @@ from arroyo_dagster.state.tables.messages import (
     StateMessage,
     TableChange,
 )
-from arroyo_dagster.state.tables.open_views import AnyTable, OpenViews
+from arroyo_dagster.state.tables.open_views import AnyTable, LoadedState, OpenViews
 from arroyo_dagster.state.tables.registration import as_stored, check_tables
 from arroyo_dagster.state.tables.table import Checkpointer, EpochFiles, TaskInfo
 from arroyo_dagster.state.tables.time_views import (

@@ -23,8 +23,7 @@ from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.holders.channel import Channel, Secret, connect
 from arroyo_dagster.spark.holders.conversation import Conversation
 from arroyo_dagster.spark.holders.messages import Meeting
-from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.slot import WorkerSlot
+from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork
 from arroyo_dagster.spark.worker import run_level
 from arroyo_dagster.state import (

@@ -39,7 +39,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     newest_generation,
     summarise_job,
 )
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.operations.catalog.metadata_only import stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (

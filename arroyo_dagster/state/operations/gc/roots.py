@@ -24,8 +24,11 @@ from arroyo_dagster.state.operations.gc.root_reader import (
     NO_EPOCH,
     Reader,
 )
-from arroyo_dagster.state.operations.gc.roots_protocol import newest_head, protocol_roots
-from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
+from arroyo_dagster.state.operations.gc.roots_protocol import (
+    known_roots,
+    newest_head,
+    protocol_roots,
+)
 from arroyo_dagster.state.planning.gc.epoch_roots import (
     damaged_legacy_root,
     legacy_root,

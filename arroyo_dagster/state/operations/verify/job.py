@@ -20,9 +20,8 @@ from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_pro
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig, TableFiles
 from arroyo_dagster.state.model.verify import HISTORY, MAX_LEVEL, VerifySettings
 from arroyo_dagster.state.operations.catalog.footers import expired_meanwhile
-from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs, stored_sizes
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner, Threads
 from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journal
 from arroyo_dagster.state.operations.progress import counter

@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.tables.keyed.cells import Slots, grown
-from arroyo_dagster.state.tables.keyed.given import Given, arrays_of, joined
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
-from arroyo_dagster.state.tables.keyed.view import KeyedView
+from arroyo_dagster.state.tables.keyed.view import Given, KeyedView, arrays_of, joined
 
 
 class ValueState(KeyedView):
