@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from arroyo_dagster.spark.chunks import FAILURE, PLACE, ChunkStream, chunk_batches, chunks_of
 from arroyo_dagster.spark.holders import slot as slots
-from arroyo_dagster.spark.holders.channel import Secret
-from arroyo_dagster.spark.holders.messages import Meeting, Placed
+from arroyo_dagster.spark.holders.messages import Meeting, Placed, Secret
 from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.packing import PackedPipeline

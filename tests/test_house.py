@@ -32,8 +32,8 @@ MOST_LINES = {
     "orchestration": 9_981,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_077,
-    "state.codec": 7_664,
+    "spark": 7_070,
+    "state.codec": 7_645,
     "state.errors": 5,
     "state.metadata": 3_090,
     "state.model": 6_231,
@@ -41,11 +41,11 @@ MOST_LINES = {
     "state.planning": 11_594,
     "state.runtime": 3_607,
     "state.storage": 6_056,
-    "state.tables": 10_121,
+    "state.tables": 10_115,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_982
+MOST_LINES_OF_TESTS = 92_979
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

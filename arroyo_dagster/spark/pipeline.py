@@ -20,8 +20,7 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.spark.chunks import CHUNK_SCHEMA, FAILURE, PLACE, chunk_batches
 from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
 from arroyo_dagster.spark.connectors.columns import struct_type
-from arroyo_dagster.spark.holders.channel import HolderAddress, Secret
-from arroyo_dagster.spark.holders.messages import Meeting, Placed
+from arroyo_dagster.spark.holders.messages import HolderAddress, Meeting, Placed, Secret
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
 from arroyo_dagster.spark.packing import PackedPipeline, pickled

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.chunks import PLACE, ChunkStream, chunk_batches, decode_stream
-from arroyo_dagster.spark.holders.channel import HolderAddress
 from arroyo_dagster.spark.holders.conversation import (
     BlockedError,
     Conversation,
@@ -22,6 +21,7 @@ from arroyo_dagster.spark.holders.conversation import (
     Request,
 )
 from arroyo_dagster.spark.holders.messages import (
+    HolderAddress,
     Meeting,
     Placed,
     RemoteFailure,

@@ -30,30 +30,28 @@ import pyarrow as pa
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.chunks import ChunkStream, chunk_batches, decode_stream
 from arroyo_dagster.spark.daemon import without_archive
-from arroyo_dagster.spark.holders.channel import (
+from arroyo_dagster.spark.holders.conversation import Conversation, HungError, Request
+from arroyo_dagster.spark.holders.messages import (
     ALIVE,
     CHUNKS,
     DONE,
+    ENDED_STEP,
     ERROR,
     ROWS,
     STEP,
     WORK,
     Channel,
     HolderAddress,
+    Meeting,
+    RemoteFailure,
     Secret,
+    Work,
+    WorkerEndedError,
     bound_loss,
     can_listen,
     listen_here,
     own_host,
     welcome,
-)
-from arroyo_dagster.spark.holders.conversation import Conversation, HungError, Request
-from arroyo_dagster.spark.holders.messages import (
-    ENDED_STEP,
-    Meeting,
-    RemoteFailure,
-    Work,
-    WorkerEndedError,
 )
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
 from arroyo_dagster.user_modules import step_listener

@@ -20,9 +20,8 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark.holders.channel import Channel, Secret, connect
 from arroyo_dagster.spark.holders.conversation import Conversation
-from arroyo_dagster.spark.holders.messages import Meeting
+from arroyo_dagster.spark.holders.messages import Channel, Meeting, Secret, connect
 from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork
 from arroyo_dagster.spark.worker import run_level

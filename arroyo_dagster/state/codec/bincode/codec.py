@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.bincode.columns import RowBroken, column_type, decode_column
-from arroyo_dagster.state.codec.bincode.decoding import Reading, decoder_of
+from arroyo_dagster.state.codec.bincode.decoding import Reading, decoder_of, time_encoder
 from arroyo_dagster.state.codec.bincode.scalars import (
     encode_texts,
     encode_unsigned_ints,
@@ -43,7 +43,6 @@ from arroyo_dagster.state.codec.bincode.shapes import (
     struct_values,
     type_name,
 )
-from arroyo_dagster.state.codec.bincode.times import time_encoder
 from arroyo_dagster.state.model.types import (
     MAX_DEPTH,
     ArrayOf,
