@@ -212,7 +212,14 @@ def without_secrets(text: str) -> str:
 
 def _without_known(text: str, *, least: int) -> str:
     known = [one for one in _KNOWN | _of_environment() if len(one) >= least]
-    return _hidden(text, _spans(text, known))
+    spans = _spans(text, known)
+    parts: list[str] = []
+    done = 0
+    for start, end in sorted(spans):
+        if start >= done:
+            parts += [text[done:start], HIDDEN]
+        done = max(done, end)
+    return "".join((*parts, text[done:]))
 
 
 # ---- any spelling of a value ---------------------------------------------------------------------
@@ -335,16 +342,6 @@ def _is_separate_word(text: str, start: int, end: int) -> bool:
     coded = re.fullmatch(r"%[0-9a-fA-F]{2}", text[max(0, start - 3) : start])
     before = bool(coded) or not text[:start][-1:].isalnum() or not text[start].isalnum()
     return before and (not text[end : end + 1].isalnum() or not text[end - 1].isalnum())
-
-
-def _hidden(text: str, spans: list[tuple[int, int]]) -> str:
-    parts: list[str] = []
-    done = 0
-    for start, end in sorted(spans):
-        if start >= done:
-            parts += [text[done:start], HIDDEN]
-        done = max(done, end)
-    return "".join((*parts, text[done:]))
 
 
 # ---- causes --------------------------------------------------------------------------------------

@@ -17,14 +17,12 @@ import pyarrow as pa
 
 from arroyo_dagster.spark.chunks import FAILURE, PLACE, ChunkStream, chunk_batches, chunks_of
 from arroyo_dagster.spark.holders import slot as slots
-from arroyo_dagster.spark.holders.channel import Secret
-from arroyo_dagster.spark.holders.client import run_level
-from arroyo_dagster.spark.holders.messages import Meeting, Placed
-from arroyo_dagster.spark.holders.placement import Placement
-from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.slot import WorkerSlot
+from arroyo_dagster.spark.holders.messages import Meeting, Placed, Secret
+from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.pipeline import Placement
+from arroyo_dagster.spark.worker import run_level
 from arroyo_dagster.state import ObjectStore, Pipeline
 from arroyo_dagster.state.runtime.exchange import ExchangeChunk, read_split, source_chunks
 from arroyo_dagster.state.runtime.pipeline_run import EpochReports, PipelineRun, SourceSplit

@@ -87,7 +87,9 @@ class _Commands(LazyGroup):
             error.message = redact_text(error.message)  # type: ignore[misc] # who else may say it
             raise
         except KeyboardInterrupt:
-            print_interrupted(ctx)
+            # Print one sentence: what an interrupted command leaves behind.
+            state = ctx.meta.get(_INTERRUPTED, "nothing was changed")
+            click.echo(f"\ninterrupted: {state}", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except BrokenPipeError:
             # Python flushes at exit: what is left goes nowhere, without a second error.
@@ -118,19 +120,13 @@ def if_interrupted(state: str) -> None:
         context.meta[_INTERRUPTED] = state
 
 
-def print_interrupted(ctx: click.Context) -> None:
-    """Print one sentence: what an interrupted command leaves behind."""
-    state = ctx.meta.get(_INTERRUPTED, "nothing was changed")
-    click.echo(f"\ninterrupted: {state}", err=True)
-
-
 def exit_code(problems: Sequence[ArroyoStateError]) -> int:
     """Return the exit code of a command with these problems, of which there is at least one."""
     return EXIT_SKIPPED if all(isinstance(problem, LeaseHeldError) for problem in problems) else 1
 
 
 def print_error(error: ArroyoStateError) -> None:
-    if _wants_json():
+    if bool(click.get_current_context().meta.get(_JSON)):
         click.echo(json.dumps({"error": error_json(error)}, ensure_ascii=False), err=True)
     else:
         kind = "skipped" if isinstance(error, LeaseHeldError) else type(error).__name__
@@ -150,10 +146,6 @@ def error_json(error: ArroyoStateError) -> dict[str, Any]:
         "next_step": error.next_step and without_secrets(error.next_step),
         "retryable": error.retryable,
     }
-
-
-def _wants_json() -> bool:
-    return bool(click.get_current_context().meta.get(_JSON))
 
 
 def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:

@@ -41,7 +41,12 @@ def read_config(path: Path, root: LazyGroup) -> dict[str, Any]:
         InputError: not a TOML file, or a key that is unknown, a secret or a confirmation.
     """
     config = read_toml(path)
-    _check_secrets(path, config)
+    for names, value in _leaves(config, ()):
+        if _spelling(names[-1]) in CONFIRMATIONS:
+            _refuse(path, names, "confirms a change: give it on the command line", ())
+        for text in value if isinstance(value, list) else [value]:
+            if holds_secret(names[-1], str(text)):
+                _refuse(path, names, "is a secret: set it in the environment", ())
     _check_commands(path, config, root, ())
     return config
 
@@ -153,15 +158,6 @@ def _check_commands(
         elif names or _spelling(key) not in _TOP:
             reason = "is a command, so it is a section" if key in commands else "is unknown here"
             _refuse(path, (*names, key), reason, _TOP if not names else commands)
-
-
-def _check_secrets(path: Path, config: Mapping[str, Any]) -> None:
-    for names, value in _leaves(config, ()):
-        if _spelling(names[-1]) in CONFIRMATIONS:
-            _refuse(path, names, "confirms a change: give it on the command line", ())
-        for text in value if isinstance(value, list) else [value]:
-            if holds_secret(names[-1], str(text)):
-                _refuse(path, names, "is a secret: set it in the environment", ())
 
 
 def _leaves(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -31,7 +31,6 @@ from arroyo_dagster.cli.rendering import (
 )
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.state.codec.iso_times import iso_micros
-from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
@@ -74,7 +73,12 @@ def jobs(
     with show_progress(as_json=as_json) as on_progress:
         listing = list_prefixes(store)
         if left_out := unlisted(listing.levels):
-            _print_unlisted(as_json, left_out)
+            # Print which directories are left out; control characters are escaped.
+            text = "no store can write these names, so the directories are not listed as jobs"
+            if as_json:
+                click.echo(json.dumps({"warning": text, "names": list(left_out)}), err=True)
+            else:
+                print_beside_progress(f"warning: {text}: {', '.join(map(repr, left_out))}")
         summaries = summarise_listing(store, listing, on_progress)
         asked = ask(directory, [job.paths for job in summaries])
         abandoned, failed = find_abandoned(store, listing, summaries, asked.answers, on_progress)
@@ -99,15 +103,6 @@ def jobs(
         for note in notes(asked):
             click.echo(note)
     report([*(job.problem for job in summaries), *asked.errors, *failed])
-
-
-def _print_unlisted(as_json: bool, paths: Sequence[str]) -> None:
-    """Print which directories are left out; control characters are escaped."""
-    text = "no store can write these names, so the directories are not listed as jobs"
-    if as_json:
-        click.echo(json.dumps({"warning": text, "names": list(paths)}), err=True)
-    else:
-        print_beside_progress(f"warning: {text}: {', '.join(map(repr, paths))}")
 
 
 def _job_json(
@@ -209,7 +204,7 @@ def _epoch_json(one: EpochSummary) -> dict[str, Any]:
         "started_at": None if checkpoint is None else iso_micros(checkpoint.start_time_micros),
         "finished_at": None if checkpoint is None else iso_micros(checkpoint.finish_time_micros),
         "seconds": None if checkpoint is None else seconds(checkpoint),
-        "watermark": _watermark(checkpoint),
+        "watermark": None if checkpoint is None else iso_micros(job_watermark_micros(checkpoint)),
         "operators": None if checkpoint is None else len(checkpoint.operators),
         "files": one.files,
         "bytes": one.size_bytes,
@@ -235,7 +230,3 @@ def _epoch_cells(one: EpochSummary) -> list[object]:
         one.new_files,
         format_bytes(one.new_size_bytes),
     ]
-
-
-def _watermark(checkpoint: Checkpoint | None) -> str | None:
-    return None if checkpoint is None else iso_micros(job_watermark_micros(checkpoint))

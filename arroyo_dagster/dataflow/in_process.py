@@ -188,24 +188,28 @@ class _Rounds:
         count = 0
         while not self._asked() and (options.max_rounds is None or count < options.max_rounds):
             due = time.monotonic() + options.interval_seconds
-            wrote = self._round()
+            wrote = False
+            for run in self._runs:
+                if self._stop():
+                    break
+                wrote |= run.step()
+                if run.last:  # services behind it can tell now that they have read everything
+                    self._note_ends()
             count += wrote
             if not wrote and self._note_ends():
                 continue
             if not wrote and (options.until_idle or self._ended()):
                 break
             self._pause(max(due - time.monotonic(), 0.0 if wrote else options.idle_seconds))
-        return self._finish(count)
-
-    def _round(self) -> bool:
-        wrote = False
+        ended = self._ended()
+        with _complete(self._between) if ended else contextlib.nullcontext():
+            for run in self._runs:
+                if not (ended and run.last):
+                    run.step(last=True)
         for run in self._runs:
-            if self._stop():
-                break
-            wrote |= run.step()
-            if run.last:  # services behind it can tell now that they have read everything
-                self._note_ends()
-        return wrote
+            run.stop_done()
+        epochs = {run.pipeline.paths.job: run.epochs for run in self._runs}
+        return DataflowOutcome(rounds=count, epochs=epochs, ended=ended)
 
     def _asked(self) -> bool:
         return self._stop() or any(run.stop_requested() for run in self._runs)
@@ -223,17 +227,6 @@ class _Rounds:
     def _note_ends(self) -> bool:
         ended = {run.pipeline.job for run in self._runs if run.exhausted}
         return note_ends(self._between, ended)
-
-    def _finish(self, rounds: int) -> DataflowOutcome:
-        ended = self._ended()
-        with _complete(self._between) if ended else contextlib.nullcontext():
-            for run in self._runs:
-                if not (ended and run.last):
-                    run.step(last=True)
-        for run in self._runs:
-            run.stop_done()
-        epochs = {run.pipeline.paths.job: run.epochs for run in self._runs}
-        return DataflowOutcome(rounds=rounds, epochs=epochs, ended=ended)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

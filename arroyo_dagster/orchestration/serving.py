@@ -25,11 +25,10 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, LeaseHeldErro
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
-from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.pipelines.names import key_part
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, key_part
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.settings import LaunchpadConfig
 from arroyo_dagster.redaction import redact_text, without_secrets
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from pydantic import Field, create_model
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.failures import failure_of
-from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.state.model.settings import (
     SettingField,
     find_setting,
@@ -77,3 +76,27 @@ def _type(field: SettingField) -> Any:
     kind = {tuple: list[str], Mapping: dict[str, str]}.get(kind, kind)
     kind = float if field.setting.fractions else kind
     return kind | None if field.default is None else kind
+
+
+# ---- launchpad -----------------------------------------------------------------------------------
+# Config of runs, as a launchpad shows it: Dagster shows descriptions and enums, but no bounds.
+
+_BOUNDS = {"ge": "At least {}.", "gt": "More than {}.", "le": "At most {}.", "lt": "Less than {}."}
+
+
+class LaunchpadConfig(dg.Config):
+    """Config whose descriptions end with the bounds of the fields."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Add the bounds to the descriptions."""
+        super().__pydantic_init_subclass__(**options)
+        for field in cls.model_fields.values():
+            bounds = " ".join(
+                text.format(getattr(bound, name))
+                for bound in field.metadata
+                for name, text in _BOUNDS.items()
+                if hasattr(bound, name)
+            )
+            if bounds and field.description and not field.description.endswith(bounds):
+                field.description = f"{field.description} {bounds}"

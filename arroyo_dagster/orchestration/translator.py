@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import group_names, key_part, layers
+from arroyo_dagster.orchestration.pipelines.model import (
+    ListedPipeline,
+    PipelineList,
+    group_names,
+    key_part,
+    layers,
+)
 from arroyo_dagster.orchestration.rendering import with_commands
 from arroyo_dagster.state.model.ids import checked_name
 from arroyo_dagster.state.planning.exports import CHANGES, EVERY, FORMATS, NEWEST, TableExport
@@ -272,26 +277,23 @@ class Names:
         """Return the spec of an asset, which depends on `deps` beside what the translator says."""
         name = (table, pipeline and pipeline.root, export and export.name)
         if name not in self._specs:
-            self._specs[name] = self._translated(table, pipeline, export)
+            group = FLEET_GROUP if pipeline is None else f"arroyo_{self._groups[pipeline.key]}"
+            if self.deployment is not None:
+                group = group.replace(
+                    "arroyo_", f"arroyo_{deployment_identifier(self.deployment)}_", 1
+                )
+            self._specs[name] = self.translator.get_asset_spec(
+                ArroyoAssetProps(
+                    table=table,
+                    deployment=self.deployment,
+                    pipeline=pipeline,
+                    group=group,
+                    export=export,
+                )
+            )
         spec = self._specs[name]
         added = [*deps]
         return spec.replace_attributes(deps=[*spec.deps, *added]) if added else spec
-
-    def _translated(
-        self, table: str, pipeline: ListedPipeline | None, export: TableExport | None
-    ) -> dg.AssetSpec:
-        group = FLEET_GROUP if pipeline is None else f"arroyo_{self._groups[pipeline.key]}"
-        if self.deployment is not None:
-            group = group.replace("arroyo_", f"arroyo_{deployment_identifier(self.deployment)}_", 1)
-        return self.translator.get_asset_spec(
-            ArroyoAssetProps(
-                table=table,
-                deployment=self.deployment,
-                pipeline=pipeline,
-                group=group,
-                export=export,
-            )
-        )
 
     def key(self, table: str, pipeline: ListedPipeline | None = None) -> dg.AssetKey:
         """Return the key of an asset."""

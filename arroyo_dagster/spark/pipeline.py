@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -19,18 +20,18 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.spark.chunks import CHUNK_SCHEMA, FAILURE, PLACE, chunk_batches
 from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
 from arroyo_dagster.spark.connectors.columns import struct_type
-from arroyo_dagster.spark.holders.messages import Meeting, Placed
-from arroyo_dagster.spark.holders.placement import Placement, driver_host, driver_secret
+from arroyo_dagster.spark.holders.messages import HolderAddress, Meeting, Placed, Secret
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
 from arroyo_dagster.spark.packing import PackedPipeline, pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
-from arroyo_dagster.spark.small_epochs import ReadRows, SmallEpochs
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.worker import (
     BatchFunction,
     LevelRunner,
+    ReadRows,
+    SmallEpochs,
     SplitReader,
     chunk_function,
     level_function,
@@ -159,7 +160,10 @@ class SparkRun(PipelineRun):
         self._context = context_of(session) if runs_in_process(session) else None
         host = driver_host(session)
         parallelism = job.pipeline.parallelism
-        self._placement = Placement(driver_secret(), parallelism, self._slots, host)
+        # The secret of this process. Its runs share holders, which take a second to start.
+        if not _SECRETS:
+            _SECRETS.append(Secret.new())
+        self._placement = Placement(_SECRETS[0], parallelism, self._slots, host)
         self._small = SmallEpochs(job.pipeline)
 
     @classmethod
@@ -263,3 +267,109 @@ def _with_levels(frame: DataFrame, runners: Sequence[LevelRunner], parallelism: 
 def _mapped(frame: DataFrame, function: BatchFunction) -> DataFrame:
     # A schema as text costs three questions to the JVM, 6 ms of an epoch.
     return frame.mapInArrow(function, struct_type(CHUNK_SCHEMA))
+
+
+# ---- the driver's knowledge of which process holds each subtask of a run -------------------------
+
+_IDLE_SECONDS = 900.0
+"""How long holders wait at least for the next epoch."""
+
+_ENCRYPTED = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+)
+
+_SECRETS: list[Secret] = []
+
+
+def driver_host(session: SparkSession) -> str | None:
+    """Return the host of the driver, if tasks may reach holders of other hosts; else None.
+
+    They may not where Spark encrypts its own connections: those to holders are not encrypted.
+    """
+
+    def setting(name: str) -> str:
+        return session.conf.get(name, "") or ""
+
+    if setting("spark.master").startswith("local") or any(
+        setting(name) == "true" for name in _ENCRYPTED
+    ):
+        return None
+    return setting("spark.driver.host") or None
+
+
+class Placement:
+    """Where the subtasks of one run are held, as their tasks report it.
+
+    Args:
+        parallelism: the number of subtasks of each level.
+        slots: how many tasks Spark runs at a time.
+        driver_host: see `Meeting`.
+    """
+
+    def __init__(
+        self, secret: Secret, parallelism: int, slots: int, driver_host: str | None
+    ) -> None:
+        self._secret = secret
+        self._wanted = min(parallelism, slots)
+        self._driver_host = driver_host
+        self._holders: dict[tuple[int, int], HolderAddress] = {}
+        self._alive: dict[str, HolderAddress] = {}
+        self._balanced: set[tuple[int, int]] = set()
+        self._longest_gap_seconds = 0.0
+        self._last_epoch = time.monotonic()
+
+    def meeting(self, *, then_stop: bool) -> Meeting:
+        """Return what the tasks of the next epoch need.
+
+        Args:
+            then_stop: the epoch is the last of the run.
+        """
+        now = time.monotonic()
+        self._longest_gap_seconds = max(self._longest_gap_seconds, now - self._last_epoch)
+        self._last_epoch = now
+        idle_seconds = _IDLE_SECONDS + (0 if then_stop else 3 * self._longest_gap_seconds)
+        start = len(self._alive) < self._wanted
+        return Meeting(self._secret, self._driver_host, idle_seconds, start)
+
+    def of_level(self, level: int) -> Mapping[int, HolderAddress]:
+        """Return the holder of each subtask of a level; of none before the first epoch."""
+        return {subtask: holder for (of, subtask), holder in self._holders.items() if of == level}
+
+    def learn(self, placed: Sequence[Placed]) -> None:
+        """Take over what the tasks of an epoch report, and spread subtasks if they are uneven."""
+        ran = {task.holder.holder: task.holder for task in placed if task.holder is not None}
+        blocked = {task.lost.holder for task in placed if task.lost is not None and task.blocked}
+        if blocked & ran.keys():
+            # Hosts do not reach each other's holders. Each serves the tasks of its own.
+            self._driver_host = None
+        lost = {task.lost.holder for task in placed if task.lost is not None} - ran.keys()
+        own = {task.own.holder: task.own for task in placed if task.own is not None}
+        self._alive = {name: address for name, address in (own | ran).items() if name not in lost}
+        self._holders = {
+            (task.level, task.subtask): task.holder for task in placed if task.holder is not None
+        }
+        for level in {task.level for task in placed}:
+            self._spread(level)
+
+    def _spread(self, level: int) -> None:
+        """Assign subtasks of the process that has most to the one that has fewest.
+
+        Each once in a run, as the process that takes one over restores it.
+        """
+        subtasks: dict[str, list[int]] = {name: [] for name in self._alive}
+        for (of, subtask), holder in sorted(self._holders.items()):
+            if of == level and holder.holder in subtasks:
+                subtasks[holder.holder].append(subtask)
+        while len(subtasks) > 1:
+            most = max(subtasks, key=lambda name: len(subtasks[name]))
+            fewest = min(subtasks, key=lambda name: len(subtasks[name]))
+            free = [subtask for subtask in subtasks[most] if (level, subtask) not in self._balanced]
+            if len(subtasks[most]) - len(subtasks[fewest]) < 2 or not free:
+                return
+            subtasks[most].remove(free[-1])
+            subtasks[fewest].append(free[-1])
+            self._balanced.add((level, free[-1]))
+            self._holders[level, free[-1]] = self._alive[fewest]

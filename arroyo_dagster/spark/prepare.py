@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.fast_start import is_complete
-from arroyo_dagster.spark.java import JAVA_STEP
-from arroyo_dagster.spark.session import get_session, local_archive, local_java
+from arroyo_dagster.spark.session import JAVA_STEP, get_session, local_archive, local_java
 
 
 def main() -> None:

@@ -6,8 +6,7 @@ from importlib import metadata
 
 from arroyo_dagster.optional_packages import missing_package
 from arroyo_dagster.spark.fast_start import is_complete
-from arroyo_dagster.spark.java import JAVA_STEP
-from arroyo_dagster.spark.session import local_archive, local_java
+from arroyo_dagster.spark.session import JAVA_STEP, local_archive, local_java
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_settings
 from arroyo_dagster.spark import fast_start
-from arroyo_dagster.spark.java import JAVA_STEP, Java, find_java
 from arroyo_dagster.spark.settings import (
     MASTER,
     REMOTE,
@@ -106,7 +108,15 @@ def open_session(settings: SparkSettings | None = None) -> OpenedSession:
     elif choice.connect:
         session = _start_connect(choice, settings)
     elif environment.submitted is not None:
-        session = _start_submitted(settings)
+        # Start the session of an application of spark-submit, whose settings stay.
+        from pyspark import SparkConf
+
+        present = dict(SparkConf().getAll())
+        defaults = {name: value for name, value in DEFAULTS.items() if name not in present}
+        conf = settings.conf_with_packages
+        for name in (MASTER, REMOTE, fast_start.SETTING):
+            conf.pop(name, None)
+        session = _started(defaults | conf, "the application of spark-submit")
     else:
         session = _start_classic(choice, settings, environment.defaults)
     if settings.ship and not choice.in_process:
@@ -172,18 +182,6 @@ def _spark_defaults() -> dict[str, str]:
     return defaults | parse_submit_arguments(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
 
 
-def _start_submitted(settings: SparkSettings) -> SparkSession:
-    """Start the session of an application of spark-submit, whose settings stay."""
-    from pyspark import SparkConf
-
-    present = dict(SparkConf().getAll())
-    defaults = {name: value for name, value in DEFAULTS.items() if name not in present}
-    conf = settings.conf_with_packages
-    for name in (MASTER, REMOTE, fast_start.SETTING):
-        conf.pop(name, None)
-    return _started(defaults | conf, "the application of spark-submit")
-
-
 def _start_classic(
     choice: SparkChoice, settings: SparkSettings, before: Mapping[str, str]
 ) -> SparkSession:
@@ -212,7 +210,15 @@ def _start_classic(
         JAVA_OPTIONS: " ".join([*options, *filter(None, [own])]),
     }
     if SparkContext._gateway is None:
-        _check_java(choice.target)
+        # Refuse what could only fail, with several lines of Java and of Spark's scripts.
+        problem = local_java().problem
+        if problem is not None:
+            raise StorageError(
+                f"Spark did not start ({problem})",
+                master=choice.target,
+                retryable=False,
+                next_step=JAVA_STEP,
+            )
     try:
         with _without_variable("SPARK_REMOTE"):
             return _started(conf, choice.target)
@@ -286,19 +292,62 @@ def local_java() -> Java:
     return find_java(os.environ.get("JAVA_HOME"))
 
 
-def _check_java(master: str) -> None:
-    """Refuse what could only fail, with several lines of Java and of Spark's scripts."""
-    problem = local_java().problem
-    if problem is not None:
-        raise StorageError(
-            f"Spark did not start ({problem})",
-            master=master,
-            retryable=False,
-            next_step=JAVA_STEP,
-        )
-
-
 def _cache() -> Path:
     # expanduser, as Path.home() fails for a user without a home; nothing can be written there.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "arroyo_dagster"
+
+
+# ---- the Java that a Spark session starts: where it is, and whether it is new enough -------------
+
+OLDEST_JAVA = 17
+JAVA_STEP = (
+    f"install Java {OLDEST_JAVA} or newer (Debian: apt-get install openjdk-17-jre-headless), "
+    "or set JAVA_HOME"
+)
+_NUMBER = re.compile(r'(?:version |JAVA_VERSION=)"(?:1\.)?(\d+)')
+
+
+class Java(NamedTuple):
+    """A command of Java.
+
+    Attributes:
+        command: its path, or `java` if there is none.
+        number: its version, for example 17; None if it is unknown.
+        problem: why Spark cannot start with it; None if it can.
+    """
+
+    command: str
+    number: int | None
+    problem: str | None
+
+
+def find_java(java_home: str | None) -> Java:
+    """Find the Java that Spark starts, and its version.
+
+    Reads the file `release` of the JDK, which takes microseconds. Without it, Java is asked.
+
+    Args:
+        java_home: `JAVA_HOME` of this process, as Spark reads it.
+    """
+    java = f"{java_home}/bin/java" if java_home else "java"
+    path = shutil.which(java)
+    if path is None:
+        place = f"JAVA_HOME={java_home} has no bin/java" if java_home else "no java on the PATH"
+        return Java(java, None, f"Java {OLDEST_JAVA} or newer is missing: {place}")
+    try:
+        number = _number(Path(path))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Java(path, None, f"{path} does not run ({error})")
+    if number is not None and number < OLDEST_JAVA:
+        return Java(path, number, f"{path} is Java {number}; Spark needs {OLDEST_JAVA} or newer")
+    return Java(path, number, None)
+
+
+def _number(java: Path) -> int | None:
+    release = java.resolve().parent.parent / "release"
+    match = _NUMBER.search(release.read_text(errors="replace")) if release.is_file() else None
+    if match is None:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+        match = _NUMBER.search(done.stderr + done.stdout)
+    return int(match[1]) if match else None

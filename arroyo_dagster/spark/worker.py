@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.chunks import ChunkStream, chunk_batches
-from arroyo_dagster.spark.holders.channel import HolderAddress
-from arroyo_dagster.spark.holders.client import run_level
-from arroyo_dagster.spark.holders.messages import Meeting
-from arroyo_dagster.spark.holders.slot import start_early
-from arroyo_dagster.spark.holders.subtasks import failure
+from arroyo_dagster.spark.chunks import PLACE, ChunkStream, chunk_batches, decode_stream
+from arroyo_dagster.spark.holders.conversation import (
+    BlockedError,
+    Conversation,
+    HungError,
+    Request,
+)
+from arroyo_dagster.spark.holders.messages import (
+    HolderAddress,
+    Meeting,
+    Placed,
+    RemoteFailure,
+    RemoteTraceback,
+    Work,
+)
+from arroyo_dagster.spark.holders.slot import own_slot, start_early
+from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, failure
 from arroyo_dagster.spark.packing import PackedPipeline
-from arroyo_dagster.spark.small_epochs import ReadRows
 from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.runtime.exchange import (
     ExchangeChunk,
@@ -25,6 +38,7 @@ from arroyo_dagster.state.runtime.exchange import (
     read_split,
     source_chunks,
 )
+from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -170,3 +184,165 @@ def number_batches(numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
 def receiver(chunk: ExchangeChunk) -> int:
     """Return the subtask that a chunk is for."""
     return chunk.subtask
+
+
+# ---- what a task does to have an epoch of its subtask written where the subtask is held ----------
+
+_HERE = HeldSubtasks()
+"""Of a worker that cannot start a process."""
+
+
+def run_level(
+    level: int,
+    work: bytes,
+    subtask: int,
+    rows: pa.Buffer,
+    placed: HolderAddress | None,
+    meeting: Meeting,
+) -> list[pa.RecordBatch]:
+    """Write one epoch of a subtask where it is held; return its output, its report, and its place.
+
+    If the holder is gone, the holder of this worker takes the subtask over. What a holder sent
+    before it ended half way is not used.
+
+    Args:
+        work: a pickled `LevelWork`.
+        rows: the chunks of this level and subtask, as a `ChunkStream`.
+        placed: the holder of the subtask; None = none yet.
+
+    Raises:
+        StorageError: the holder of this worker ended while it worked.
+        Exception: user code or the store failed; the text is that of the original error.
+    """
+    request = Request(pickle.dumps(Work(work, subtask, meeting.idle_seconds)), rows)
+    slot, lost, blocked = own_slot(meeting), None, False
+    holder: HolderAddress | None = None
+    output: list[pa.RecordBatch] | RemoteFailure | None = None
+    if slot is not None and placed is not None:
+        try:
+            with contextlib.closing(Conversation.begin(placed, meeting)) as conversation:
+                holder, output = conversation.address, conversation.run(request)
+            if holder != placed:
+                lost = placed  # another process has its place
+        except OSError as error:
+            lost, blocked = placed, isinstance(error, BlockedError)
+            if slot.name == placed.name:
+                slot.forget(hung=isinstance(error, HungError))
+    if slot is not None and output is None:
+        opened = slot.begin()
+        if opened is not None:
+            with contextlib.closing(opened):
+                holder, output = opened.address, slot.run(opened, request)
+    if output is None:
+        holder, chunks = None, decode_stream(rows)
+        output = list(
+            chunk_batches(_HERE.run(pickle.loads(work), subtask, chunks, meeting.idle_seconds))
+        )
+    if isinstance(output, RemoteFailure):
+        raise output.as_error() from RemoteTraceback(output.text)
+    if slot is not None and meeting.start:
+        slot.address()
+    own = None if slot is None else slot.known_address()
+    place = Placed(level, subtask, holder, own, lost, blocked)
+    chunk = ExchangeChunk(0, subtask, PLACE, level, pickle.dumps(place))
+    return [*output, *chunk_batches([chunk])]
+
+
+# ---- small epochs --------------------------------------------------------------------------------
+# Read the splits of a small epoch in the driver: its job then has one stage less, and no exchange
+# before the first operators.
+#
+# See docs/decisions/spark-runtime.md, "Small epochs".
+
+MOST_BYTES = 256 << 10
+"""More rows do not travel with each task: Spark shuffles them."""
+
+MOST_SPLITS = 8
+MOST_SECONDS = 0.25
+"""What takes longer to read is read by several workers at a time."""
+
+LEFT_TO_WORKERS = 16
+"""So many epochs are read by workers after one that the driver could not read, or not quickly."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRows:
+    """The rows of an epoch, read by the driver.
+
+    Attributes:
+        first: by subtask, the chunks of the first level as a `ChunkStream`.
+        later: the chunks of later levels likewise; None if there are none.
+    """
+
+    first: Mapping[int, bytes]
+    later: bytes | None
+
+
+@dataclass(slots=True)
+class SmallEpochs:
+    """Decides by what earlier epochs were whether the driver reads the next one."""
+
+    pipeline: Pipeline
+    _left_to_workers: int = field(default=0)
+
+    def read(self, splits: Sequence[SourceSplit]) -> ReadRows | None:
+        """Read the splits of an epoch; None if workers must read them.
+
+        They must if the epoch is not small, and if a source fails here: workers may reach what the
+        driver does not, and Spark tries them again.
+        """
+        if self._left_to_workers > 0:
+            self._left_to_workers -= 1
+            return None
+        if len(splits) > MOST_SPLITS:
+            return None
+        try:
+            parts = self._few_rows(splits)
+        except Exception:  # of a source, which may be a user's
+            parts = None
+        if parts is None:
+            self._left_to_workers = LEFT_TO_WORKERS
+            return None
+        return self._rows(splits, parts)
+
+    def _few_rows(self, splits: Sequence[SourceSplit]) -> list[list[pa.RecordBatch]] | None:
+        """Return the rows of each split; None if they are many, or reading takes long."""
+        size, until = 0, time.monotonic() + MOST_SECONDS
+        parts: list[list[pa.RecordBatch]] = []
+        for split in splits:
+            parts.append([])
+            for batch in read_split(self.pipeline.sources[split.source], split.split):
+                size += batch.nbytes
+                if size > MOST_BYTES or time.monotonic() > until:
+                    return None
+                parts[-1].append(batch)
+        return parts
+
+    def _rows(
+        self, splits: Sequence[SourceSplit], parts: Sequence[Sequence[pa.RecordBatch]]
+    ) -> ReadRows:
+        chunks = [
+            chunk
+            for split, part in zip(splits, parts, strict=True)
+            for chunk in source_chunks(
+                self.pipeline, self.pipeline.sources[split.source], part, split.index
+            )
+        ]
+        if not splits:
+            chunks = list(every_watermark(self.pipeline))
+        first: dict[int, list[ExchangeChunk]] = {}
+        for chunk in chunks:
+            if chunk.level == 1:
+                first.setdefault(chunk.subtask, []).append(chunk)
+        later = [chunk for chunk in chunks if chunk.level > 1]
+        return ReadRows(
+            first={subtask: _stream(group) for subtask, group in first.items()},
+            later=_stream(later) if later else None,
+        )
+
+
+def _stream(chunks: Sequence[ExchangeChunk]) -> bytes:
+    stream = ChunkStream()
+    for batch in chunk_batches(chunks):
+        stream.write(batch)
+    return bytes(stream.close())

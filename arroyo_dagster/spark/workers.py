@@ -277,15 +277,11 @@ def _archives() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="arroyo-dagster-"))
     atexit.register(_remove, os.getpid(), folder)
     for name in SHIPPED:
-        pack_package(name, folder)
+        # Write an installed package as `NAME.zip`, without compiled files.
+        module = importlib.import_module(name)
+        root = Path(str(module.__file__)).parent
+        with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(root.rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    archive.write(path, path.relative_to(root))
     return folder
-
-
-def pack_package(name: str, folder: Path) -> None:
-    """Write an installed package as `NAME.zip`, without compiled files."""
-    module = importlib.import_module(name)
-    root = Path(str(module.__file__)).parent
-    with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(root.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                archive.write(path, path.relative_to(root))

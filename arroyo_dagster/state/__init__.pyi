@@ -1,6 +1,6 @@
 from .codec.bincode.codec import Codec as Codec
 from .codec.bincode.codec import codec_for as codec_for
-from .codec.hashing.routing import HashVariant as HashVariant
+from .codec.hashing.ahash import HashVariant as HashVariant
 from .codec.hashing.routing import hash_key as hash_key
 from .codec.hashing.routing import hash_keys as hash_keys
 from .codec.hashing.routing import key_hashes as key_hashes
@@ -68,9 +68,9 @@ from .operations.compaction.rewrite import run_rewrite as run_rewrite
 from .operations.compaction.window_recovery import recover_window as recover_window
 from .operations.export.epochs import export_changes as export_changes
 from .operations.export.epochs import export_epochs as export_epochs
-from .operations.export.lake import DeltaTarget as DeltaTarget
-from .operations.export.lake import IcebergTarget as IcebergTarget
-from .operations.export.parquet import ParquetTarget as ParquetTarget
+from .operations.export.tables import DeltaTarget as DeltaTarget
+from .operations.export.tables import IcebergTarget as IcebergTarget
+from .operations.export.tables import ParquetTarget as ParquetTarget
 from .operations.gc.execute import GcOptions as GcOptions
 from .operations.gc.execute import GcOutcome as GcOutcome
 from .operations.gc.execute import run_gc as run_gc
@@ -133,9 +133,9 @@ from .tables.keyed.states import MapState as MapState
 from .tables.keyed.states import ValueState as ValueState
 from .tables.keyed.timers import Timers as Timers
 from .tables.known.catalogue import Catalogue as Catalogue
-from .tables.known.catalogue import KnownTable as KnownTable
 from .tables.known.catalogue import default_catalogue as default_catalogue
 from .tables.known.catalogue import register_table as register_table
+from .tables.known.tables import KnownTable as KnownTable
 from .tables.manager import TableManager as TableManager
 from .tables.messages import CheckpointMessage as CheckpointMessage
 from .tables.messages import StateMessage as StateMessage

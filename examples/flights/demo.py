@@ -33,8 +33,7 @@ from upkeep import Upkeep
 from verify import FLIGHTS, JOB, Proof, explain, prove
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError
-from arroyo_dagster.spark.java import JAVA_STEP
-from arroyo_dagster.spark.session import local_java
+from arroyo_dagster.spark.session import JAVA_STEP, local_java
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.storage.remote.open import open_store

@@ -33,12 +33,10 @@ from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
 from arroyo_dagster.dataflow.storage.boundary import topic_schema
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
-from arroyo_dagster.dataflow.topics.files import FileSource
 from arroyo_dagster.dataflow.topics.folders import LocalFolder
 from arroyo_dagster.dataflow.topics.lines import Lines
-from arroyo_dagster.dataflow.topics.wiring import wire
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.topics.wiring import FileSource, wire
+from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.state import TableSource, open_store, run_pipeline
 from tests.benchmarks.test_start_up import CALLED, processor_seconds

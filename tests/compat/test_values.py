@@ -32,7 +32,7 @@ from arroyo_dagster.state import (
     read_rows,
 )
 from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
-from arroyo_dagster.state.tables.known.catalogue import BUILT_IN
+from arroyo_dagster.state.tables.known.built_in import BUILT_IN
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.formats import ExpiringTimeKeyConfig, file_schema
 from tests.internals import load_epoch

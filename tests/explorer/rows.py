@@ -44,8 +44,8 @@ from arroyo_dagster.state.operations.surgery.managed.entries import MovedSources
 from arroyo_dagster.state.operations.surgery.rebuild import operator as rebuilt_operator
 from arroyo_dagster.state.operations.surgery.rows import expiring_tables
 from arroyo_dagster.state.planning.verify.checks import StoredFile
+from arroyo_dagster.state.tables.last_writes import PairColumns
 from arroyo_dagster.state.tables.merge.conditions import KeyRows, RowCondition
-from arroyo_dagster.state.tables.pair_files import PairColumns
 from tests.formats import MergedRows, MergeOutcome, RewriteShard, RowsDigest, SetOffsets, TimeFile
 
 STEP = 10

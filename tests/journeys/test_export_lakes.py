@@ -30,8 +30,8 @@ from arroyo_dagster import (
     open_store,
 )
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
-from arroyo_dagster.state.operations.export import epochs, parquet
-from arroyo_dagster.state.operations.export.lake import SOURCE, LakeTarget
+from arroyo_dagster.state.operations.export import epochs, tables
+from arroyo_dagster.state.operations.export.tables import SOURCE, LakeTarget
 from arroyo_dagster.state.operations.export.targets import ExportUnit
 from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
 from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
@@ -164,7 +164,7 @@ def test_a_large_epoch_is_several_files_in_one_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are closed at a size, so that no more than one is in memory."""
-    monkeypatch.setattr(parquet, "PART_BYTES", 1)
+    monkeypatch.setattr(tables, "PART_BYTES", 1)
     pieces = [pa.table({"a": [at]}) for at in range(3)]
     unit = ExportUnit(source="a", epoch=Epoch(1), finished_at_micros=1)
     found = place.target().write(unit, pieces, pieces[0].schema)
@@ -447,7 +447,7 @@ def test_parquet_files_are_not_put_into_a_delta_table(job: StateJob, tmp_path: P
     export(place, job, job.epochs()[:1])
     store = open_store(f"{tmp_path}/table")
     before = sorted(info.path for info in store.list())
-    target = parquet.ParquetTarget(store=store)
+    target = tables.ParquetTarget(store=store)
     with pytest.raises(InputError, match="is a Delta table"):
         list(export_epochs(job, "count", "counts", target, job.epochs()))
     assert sorted(info.path for info in store.list()) == before

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli, redaction
 from arroyo_dagster.state import MemoryStore, configure
-from arroyo_dagster.state.storage.remote import fsspec_options, obstore_options
+from arroyo_dagster.state.storage.remote import obstore_options, s3_store
 from arroyo_dagster.state.storage.remote.options import Patience
 from tests.commands import leaves
 from tests.compat.arroyo import DATA, unpack
@@ -157,7 +157,7 @@ def legacy(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(redaction, "_KNOWN", set())
-    for module in (obstore_options, fsspec_options):
+    for module in (obstore_options, s3_store):
         monkeypatch.setattr(module, "patience_of", lambda options, url: QUICK)
     yield
     configure(None)

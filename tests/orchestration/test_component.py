@@ -26,8 +26,8 @@ from arroyo_dagster.orchestration import (
     ArroyoStateComponent,
     build_arroyo_definitions,
 )
+from arroyo_dagster.orchestration.component import ArroyoStateParams, ArroyoStateScaffolder
 from arroyo_dagster.orchestration.yaml.fields import Advanced
-from arroyo_dagster.orchestration.yaml.scaffolder import ArroyoStateParams, ArroyoStateScaffolder
 from arroyo_dagster.state import open_store
 from tests.fleets import Written, protocol_job
 

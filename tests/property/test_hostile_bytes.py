@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError
-from arroyo_dagster.state.codec import bounded
+from arroyo_dagster.state.codec import parquet
 from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.gc import decode_gc_plan, decode_pins
 from arroyo_dagster.state.codec.journal import decode_batch, decode_records, encode_batch
@@ -323,7 +323,7 @@ def test_a_small_file_that_decodes_to_much_is_refused(
     monkeypatch: pytest.MonkeyPatch, decoder: str, kind: str
 ) -> None:
     """A bomb, made small: by run lengths, by compression, by a dictionary of one long text."""
-    monkeypatch.setattr(bounded, "_FLOOR_BYTES", 4 << 20)
+    monkeypatch.setattr(parquet, "_FLOOR_BYTES", 4 << 20)
     values = {
         "numbers": lambda: pa.array(np.zeros(1_000_000, np.int64)),
         "texts": lambda: pa.array(["x" * 60] * 200_000),
@@ -333,7 +333,7 @@ def test_a_small_file_that_decodes_to_much_is_refused(
     assert len(data) < 40_000
     with pytest.raises(FormatError, match=r"would decode to .* expected at most"):
         WHOLE[decoder](data)
-    monkeypatch.setattr(bounded, "_FLOOR_BYTES", 40 << 20)
+    monkeypatch.setattr(parquet, "_FLOOR_BYTES", 40 << 20)
     assert WHOLE[decoder](data) == len(values)
 
 

@@ -21,8 +21,9 @@ from arroyo_dagster.orchestration.pipelines.listing import (
     RootListing,
     merged,
 )
-from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
-from arroyo_dagster.orchestration.pipelines.names import (
+from arroyo_dagster.orchestration.pipelines.model import (
+    LineageEndpoint,
+    ListedPipeline,
     group_names,
     key_part,
     layers,

@@ -11,9 +11,9 @@ import pytest
 
 from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.spark import pipeline as pipeline_on_spark
-from arroyo_dagster.spark import small_epochs
+from arroyo_dagster.spark import worker
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.spark.small_epochs import SmallEpochs
+from arroyo_dagster.spark.worker import SmallEpochs
 from arroyo_dagster.state import (
     Collector,
     Operator,
@@ -62,7 +62,7 @@ def test_epochs_that_workers_read_give_what_those_of_the_driver_give(
 ) -> None:
     rows, found, read_here = random_words(300, 3), {}, {}
     read = SmallEpochs.read
-    most = small_epochs.MOST_BYTES
+    most = worker.MOST_BYTES
     # `query`: as on a cluster, where small epochs are jobs of SQL too.
     for name, most_bytes, local in (
         ("driver", most, True),
@@ -70,7 +70,7 @@ def test_epochs_that_workers_read_give_what_those_of_the_driver_give(
         ("workers", 0, True),
     ):
         answers: list[Any] = []
-        monkeypatch.setattr(small_epochs, "MOST_BYTES", most_bytes)
+        monkeypatch.setattr(worker, "MOST_BYTES", most_bytes)
         monkeypatch.setattr(pipeline_on_spark, "runs_in_process", lambda _, local=local: local)
         monkeypatch.setattr(
             SmallEpochs,

@@ -20,7 +20,7 @@ from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.connectors import SparkSink, SparkSource
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state.runtime.publisher import EpochPublisher
+from arroyo_dagster.state.runtime.coordinator import EpochPublisher
 from tests.spark.test_staging import staged_rows
 from tests.words import output_of
 
@@ -134,7 +134,7 @@ from arroyo_dagster.spark import session
 from arroyo_dagster.spark.connectors.binding import bound_to_run
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.staging import Staging
-from arroyo_dagster.state.runtime.publisher import EpochPublisher
+from arroyo_dagster.state.runtime.coordinator import EpochPublisher
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.spark.test_spark_source import Place
 

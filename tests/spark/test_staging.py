@@ -14,8 +14,8 @@ import pytest
 from arroyo_dagster.dataflow.topics.cells import Shape
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import ProtocolError, StorageError
-from arroyo_dagster.spark.connectors.streams import SparkStream
-from arroyo_dagster.spark.dataflow.records import TopicRecords
+from arroyo_dagster.spark.connectors.queries import SparkStream
+from arroyo_dagster.spark.dataflow.topics import TopicRecords
 from arroyo_dagster.spark.staging import StagedSource, Staging, staged_batches
 from arroyo_dagster.state import StatePath, open_store
 

@@ -120,7 +120,11 @@ def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> N
     if as_json:
         print_json(plain_values(plan))
         return
-    _print_plan(plan)
+    _print_merges(plan)
+    for left in plan.left_out:
+        files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
+        where = f"{left.operator} {left.table}" if left.operator else _name(plan)
+        click.echo(f"skipped: {where}{files}: {left.reason}")
     click.echo(f"{_name(plan)}: {_format_forecast(plan)}")
 
 
@@ -187,14 +191,6 @@ def _format_forecast(found: CompactionPlan) -> str:
         f"{found.files_before} files would become at most {found.files_after}; at a restore a "
         f"subtask would open {_opens(found.after)} instead of {_opens(found.before)} files"
     )
-
-
-def _print_plan(found: CompactionPlan) -> None:
-    _print_merges(found)
-    for left in found.left_out:
-        files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
-        where = f"{left.operator} {left.table}" if left.operator else _name(found)
-        click.echo(f"skipped: {where}{files}: {left.reason}")
 
 
 def _print_merges(found: CompactionPlan) -> None:

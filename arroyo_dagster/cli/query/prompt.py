@@ -111,7 +111,7 @@ def _history(complete: Callable[[str, int], str | None]) -> Iterator[None]:
     except ImportError:  # Python was built without it
         yield
         return
-    path = _history_file()
+    path = Path(click.get_app_dir("arroyo_dagster")) / "sql-history"
     with suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_MOST_LINES)
@@ -126,7 +126,3 @@ def _history(complete: Callable[[str, int], str | None]) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(path)
             path.chmod(0o600)
-
-
-def _history_file() -> Path:
-    return Path(click.get_app_dir("arroyo_dagster")) / "sql-history"

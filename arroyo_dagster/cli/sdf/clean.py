@@ -94,10 +94,7 @@ def clean(
             f"{job}: cleaned in epoch {epochs[plan.service]}. Epoch {plan.stored.head.epoch}, "
             "which has what was removed, stays pinned"
         )
-    _print_hint(bool(plans), yes=yes)
-
-
-def _print_hint(found: bool, *, yes: bool) -> None:
+    found = bool(plans)
     if not found:
         click.echo("There is nothing to remove.")
     elif yes:

@@ -231,18 +231,14 @@ def _seed(text: str) -> tuple[str, str, Any]:
     )
 
 
-def _read_text(file: str) -> str:
-    data = read_stream(sys.stdin.buffer, "stdin") if file == "-" else read_document(file)
-    return data.decode()
-
-
 def _given(text: str | None, file: str | None, what: str) -> str | None:
     if text is not None and file is not None:
         raise click.UsageError(f"--{what} and --{what}-file exclude each other")
     if file is None:
         return text
     try:
-        return _read_text(file)
+        data = read_stream(sys.stdin.buffer, "stdin") if file == "-" else read_document(file)
+        return data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the {what} cannot be read ({error})", path=file) from error
 

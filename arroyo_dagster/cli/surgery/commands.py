@@ -40,7 +40,7 @@ from arroyo_dagster.state.model.surgery.edits import (
     SetOffsets,
     SetWatermark,
 )
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
@@ -281,12 +281,20 @@ def carry_out(
         given: of a command with `edit_options` and `window_options`.
     """
     if not given["yes"]:
-        _show_plan(planned.plan(store, directory), given)
+        plan = planned.plan(store, directory)
+        if given["as_json"]:
+            print_json(outcome_json(EditOutcome(plan=plan)))
+        else:
+            print_plan(plan, in_full=True, in_window=given["in_window"])
     elif given["in_window"]:
         run_in_window(store, planned, given)
     else:
         outcome = planned.run(store, directory, options_of(planned.paths, given))
-        _show_outcome(outcome, as_json=given["as_json"])
+        as_json = given["as_json"]
+        if as_json:
+            print_json(outcome_json(outcome))
+        else:
+            print_outcome(outcome)
 
 
 def opened(
@@ -315,20 +323,6 @@ def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:
         quiet_seconds=given["quiet_seconds"],
         sleep=_sleep_and_report(paths),
     )
-
-
-def _show_plan(plan: EditPlan, given: dict[str, Any]) -> None:
-    if given["as_json"]:
-        print_json(outcome_json(EditOutcome(plan=plan)))
-    else:
-        print_plan(plan, in_full=True, in_window=given["in_window"])
-
-
-def _show_outcome(outcome: EditOutcome, *, as_json: bool) -> None:
-    if as_json:
-        print_json(outcome_json(outcome))
-    else:
-        print_outcome(outcome)
 
 
 def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:

@@ -9,12 +9,13 @@ import click
 
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
-from arroyo_dagster.cli.surgery.documents import read_yaml
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.cli.surgery.window import check_window, window_options
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.operations.surgery.evolve import plan_evolve, run_evolve
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
+from arroyo_dagster.state.storage.local_documents import read_document
 
 
 @main.command()
@@ -81,3 +82,30 @@ def _pair(text: str) -> tuple[str, str]:
     if not source or not operator:
         raise click.UsageError(f"--map {text}: expected OLD=NEW")
     return source, operator
+
+
+# ---- the YAML files of surgery: overrides of an evolve -------------------------------------------
+
+
+def read_yaml(file: Path, what: str) -> Any:
+    """Return the content of a YAML file, as plain values.
+
+    Args:
+        what: what the file holds, for messages: "the overrides".
+
+    Raises:
+        InputError: it cannot be read, or is no YAML; names the line.
+    """
+    # Only here, as most calls read no YAML.
+    from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+    from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
+
+    diagnostics = Diagnostics()
+    try:
+        tree = read_tree(read_document(file).decode(), diagnostics)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} cannot be read ({error})", path=str(file)) from error
+    if tree is None or diagnostics.found:
+        first = diagnostics.found[0]
+        raise InputError(f"no YAML: {first.place}{first.message}", path=str(file))
+    return tree.plain()

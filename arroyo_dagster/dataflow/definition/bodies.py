@@ -64,7 +64,9 @@ def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody
         language: the value of `lang`; None = derive it from the first word of code.
         operator: the slot, a key of `ARITIES`.
     """
-    start = _first_code(source)
+    start = 0
+    while match := _SKIPPED.match(source, start):
+        start = match.end()
     if language is None:
         language = "python" if _PYTHON_START.match(source, start) else None
         language = "rust" if _RUST_START.match(source, start) else language
@@ -79,15 +81,12 @@ def inspect_body(source: str, language: str | None, operator: str) -> ParsedBody
             None, None, (("E25", f"{said}; known languages: {', '.join(LANGUAGES)}"),)
         )
     if language == "sql":
-        return _sql(source, operator)
+        name = f"sql_{operator}_{zlib.crc32(source.encode()):08x}".replace("-", "_")
+        if operator in _QUERIES:
+            return ParsedBody("sql", name)
+        said = f"a query cannot serve {operator}; expected one of {', '.join(_QUERIES)}"
+        return ParsedBody("sql", name, (("E27", said),))
     return _python(source, operator) if language == "python" else _rust(source[start:], operator)
-
-
-def _first_code(source: str) -> int:
-    at = 0
-    while match := _SKIPPED.match(source, at):
-        at = match.end()
-    return at
 
 
 def _arity_error(operator: str, name: str, count: int) -> list[tuple[str, str]]:
@@ -97,14 +96,6 @@ def _arity_error(operator: str, name: str, count: int) -> list[tuple[str, str]]:
     wanted = " or ".join(str(number) for number in expected)
     number = "E38" if operator == "flush" else "E27"
     return [(number, f"{operator} function `{name}` takes {count} arguments; expected {wanted}")]
-
-
-def _sql(source: str, operator: str) -> ParsedBody:
-    name = f"sql_{operator}_{zlib.crc32(source.encode()):08x}".replace("-", "_")
-    if operator in _QUERIES:
-        return ParsedBody("sql", name)
-    said = f"a query cannot serve {operator}; expected one of {', '.join(_QUERIES)}"
-    return ParsedBody("sql", name, (("E27", said),))
 
 
 # ---- Python --------------------------------------------------------------------------------------
@@ -179,7 +170,15 @@ def _rust(source: str, operator: str) -> ParsedBody:
     end = _closing(source, found.end())
     if end is None:
         return ParsedBody("rust", name, (("E27", f"the arguments of `{name}` do not end"),))
-    errors = _arity_error(operator, name, _count_arguments(source[found.end() : end]))
+    text = source[found.end() : end]
+    depth, count, filled = 0, 0, False
+    for letter in text:
+        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            count, filled = count + int(filled), False
+        elif not letter.isspace():
+            filled = True
+    errors = _arity_error(operator, name, count + int(filled))
     result = re.match(r"\s*->\s*([^{;]+)", source[end + 1 :])
     errors += _result_errors(operator, name, result.group(1).strip() if result else "")
     return ParsedBody("rust", name, tuple(errors))
@@ -192,17 +191,6 @@ def _closing(source: str, at: int) -> int | None:
         if depth == 0:
             return position
     return None
-
-
-def _count_arguments(text: str) -> int:
-    depth, count, filled = 0, 0, False
-    for letter in text:
-        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            count, filled = count + int(filled), False
-        elif not letter.isspace():
-            filled = True
-    return count + int(filled)
 
 
 def _result_errors(operator: str, name: str, result: str) -> list[tuple[str, str]]:

@@ -59,7 +59,14 @@ def _of(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, Named):
         return {"$ref": f"#/definitions/{shape.name}"}
     if isinstance(shape, Text):
-        return _text(shape)
+        found: dict[str, Any] = {"type": ["string", "null"] if shape.nullable else "string"}
+        if shape.choices:
+            found["enum"] = list(shape.choices)
+        if shape.never:
+            found["not"] = {"enum": list(shape.never)}
+        if shape.pattern is not None:
+            found["pattern"] = shape.pattern
+        return found
     if isinstance(shape, Flag):
         return {"type": "boolean"}
     if isinstance(shape, Count):
@@ -73,21 +80,19 @@ def _of(shape: Shape) -> dict[str, Any]:
     if isinstance(shape, MappingShape):
         return _record(shape)
     if isinstance(shape, Variants):
-        return _variants(shape)
+        cases = [
+            {
+                "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
+                "then": _of(one),
+            }
+            for name, one in shape.by_type.items()
+        ]
+        known = {"properties": {"type": {"enum": list(shape.by_type)}}, "required": ["type"]}
+        cases.append({"if": {"not": known}, "then": _of(shape.otherwise)})
+        return {"type": "object", "allOf": cases}
     if isinstance(shape, Both):
         return {"allOf": [_of(one) for one in shape.shapes]}
     return {"anyOf": [_of(one) for one in shape.shapes]} if isinstance(shape, Either) else {}
-
-
-def _text(shape: Text) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": ["string", "null"] if shape.nullable else "string"}
-    if shape.choices:
-        found["enum"] = list(shape.choices)
-    if shape.never:
-        found["not"] = {"enum": list(shape.never)}
-    if shape.pattern is not None:
-        found["pattern"] = shape.pattern
-    return found
 
 
 def _record(shape: MappingShape) -> dict[str, Any]:
@@ -128,16 +133,3 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     if not schema or (isinstance(kind, list) and "null" in kind):
         return schema
     return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _variants(shape: Variants) -> dict[str, Any]:
-    cases = [
-        {
-            "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
-            "then": _of(one),
-        }
-        for name, one in shape.by_type.items()
-    ]
-    known = {"properties": {"type": {"enum": list(shape.by_type)}}, "required": ["type"]}
-    cases.append({"if": {"not": known}, "then": _of(shape.otherwise)})
-    return {"type": "object", "allOf": cases}

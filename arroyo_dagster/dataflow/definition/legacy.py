@@ -73,7 +73,15 @@ def _unpacked(node: Node, transforms: Node) -> Node:
     if states is not None and node.get("states") is None:
         node = _with(node, states=states)
     elif states is not None:
-        node = _with(node, states=_both_states(node, states))
+        # The service's own states and those of its transforms as one list.
+        items: list[Node] = []
+        for block in (node.get("states"), states):
+            assert block is not None
+            items += block.items
+            for name, entry in block.members.items():
+                named = Node(joined(entry.path, "name"), entry.line, entry.column, name)
+                items.append(_with(entry, name=named) if entry.members else entry)
+        node = _with(node, states=_list(node, "states", tuple(items)))
     steps = transforms.get("steps")
     before, slots, inside = _sorted_steps(steps.items if steps is not None else ())
     for key in ("flush", "aggregate"):
@@ -88,18 +96,6 @@ def _unpacked(node: Node, transforms: Node) -> Node:
         window, **{key: slots[key] for key in ("assign-timestamp", "flush") if key in slots}
     )
     return _with(node, window=_with(held, partition=partition) if partition is not None else held)
-
-
-def _both_states(node: Node, states: Node) -> Node:
-    """Return the service's own states and those of its transforms as one list."""
-    items: list[Node] = []
-    for block in (node.get("states"), states):
-        assert block is not None
-        items += block.items
-        for name, entry in block.members.items():
-            named = Node(joined(entry.path, "name"), entry.line, entry.column, name)
-            items.append(_with(entry, name=named) if entry.members else entry)
-    return _list(node, "states", tuple(items))
 
 
 def _sorted_steps(

@@ -8,29 +8,25 @@ Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from arroyo_dagster.dataflow.definition import grammar
-from arroyo_dagster.dataflow.definition.checking import (
-    ServiceCheck,
-    check_functions,
-    check_names,
-    check_path_name,
-)
+from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     AsWritten,
     Dataflow,
+    Endpoint,
     FunctionDef,
     Package,
     ServiceDef,
     StateDef,
+    StateForm,
     TopicDef,
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
 from arroyo_dagster.dataflow.definition.legacy import modernised
-from arroyo_dagster.dataflow.definition.linking import States
 from arroyo_dagster.dataflow.definition.packages import (
     Imported,
     ImportReader,
@@ -44,12 +40,14 @@ from arroyo_dagster.dataflow.definition.reading_services import (
     kept,
     names_of,
 )
-from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader
+from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader, States
 from arroyo_dagster.dataflow.definition.reading_types import TypeReader
 from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import Conformity, text_of
 from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, names_in
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.ids import checked_name
 
 
 def parse_document(
@@ -102,7 +100,12 @@ class _DefinitionReader:
                     root.diagnostic_at("E04", f"expected a mapping, found {root.kind}")
                 )
             raise InvalidDefinition("document", self._mistakes.found)
-        self._is_dataflow = not _is_package(root.members)
+        # Whether a document is a package by its keys; if they are misspelt, by the nearest.
+        found = {*root.members}
+        if not found & {"services", *_OF_PACKAGES}:
+            known = [*grammar.DATAFLOW.fields, *_OF_PACKAGES]
+            found = {near for key in found for near in difflib.get_close_matches(key, known, n=1)}
+        self._is_dataflow = not ("services" not in found and bool(found & _OF_PACKAGES))
         self._legacy, self._extended, self._packages = legacy, extended, packages
         self._version = text_of(root, "apiVersion") or ""
         supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
@@ -114,35 +117,32 @@ class _DefinitionReader:
 
     def document(self) -> Dataflow | Package:
         with self._mistakes.softened(self._lenient):
-            self._check_head()
+            root, version = self._root, self._root.given("apiVersion")
+            supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
+            if version is None or version.value not in supported:
+                found = "is missing" if version is None else f"`{version.plain()}` is not supported"
+                message = f"apiVersion {found}; expected one of {', '.join(supported)}"
+                if self._version in grammar.LEGACY_VERSIONS:
+                    message += (
+                        ". Upgrade to 0.5.0, or read it as it is with --accept legacy (legacy=True)"
+                    )
+                self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
+            if self._is_dataflow and self._version == "0.5.0" and root.given("schedule"):
+                message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
+                self._mistakes.add(root.diagnostic_at("E02", message, key="schedule"))
+            meta = root.get("meta")
+            for key in grammar.META.fields:
+                text = text_of(meta, key)
+                if meta is not None and text and key != "version":
+                    check_path_name(text, meta, self._mistakes, key=key)
+                if meta is not None and text is not None and not text.strip():
+                    self._mistakes.add(meta.diagnostic_at("E05", f"{key} cannot be empty", key=key))
             self._shapes.check(self._root, self._shape)
         document = self._dataflow() if self._is_dataflow else self._package()
         self._mistakes.raise_if_any("dataflow" if self._is_dataflow else "package")
         return replace(document, warnings=self._mistakes.warnings)
 
     # ---- head ------------------------------------------------------------------------------------
-
-    def _check_head(self) -> None:
-        root, version = self._root, self._root.given("apiVersion")
-        supported = grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
-        if version is None or version.value not in supported:
-            found = "is missing" if version is None else f"`{version.plain()}` is not supported"
-            message = f"apiVersion {found}; expected one of {', '.join(supported)}"
-            if self._version in grammar.LEGACY_VERSIONS:
-                message += (
-                    ". Upgrade to 0.5.0, or read it as it is with --accept legacy (legacy=True)"
-                )
-            self._mistakes.add(root.diagnostic_at("E01", message, key="apiVersion"))
-        if self._is_dataflow and self._version == "0.5.0" and root.given("schedule"):
-            message = "`schedule` needs apiVersion 0.6.0, found 0.5.0"
-            self._mistakes.add(root.diagnostic_at("E02", message, key="schedule"))
-        meta = root.get("meta")
-        for key in grammar.META.fields:
-            text = text_of(meta, key)
-            if meta is not None and text and key != "version":
-                check_path_name(text, meta, self._mistakes, key=key)
-            if meta is not None and text is not None and not text.strip():
-                self._mistakes.add(meta.diagnostic_at("E05", f"{key} cannot be empty", key=key))
 
     def _head(self) -> dict[str, Any]:
         meta = self._root.get("meta")
@@ -266,7 +266,9 @@ class _DefinitionReader:
         known = frozenset(states.named.get(owner, {})) | parts.imported.states
         section = self._root.get("functions")
         with self._mistakes.softened(self._lenient):
-            functions = self._functions(section)
+            steps = StepReader(self._mistakes, self._types)
+            nodes = {} if section is None else section.members
+            functions = {name: _function(name, node, steps) for name, node in nodes.items()}
             if section is not None:
                 check_functions(functions, known, section, self._mistakes)
         return Package(
@@ -278,22 +280,8 @@ class _DefinitionReader:
             functions=functions,
         )
 
-    def _functions(self, section: Node | None) -> dict[str, FunctionDef]:
-        steps = StepReader(self._mistakes, self._types)
-        nodes = {} if section is None else section.members
-        return {name: _function(name, node, steps) for name, node in nodes.items()}
-
 
 _OF_PACKAGES = {"states", "functions"}
-
-
-def _is_package(keys: Iterable[str]) -> bool:
-    """Return whether a document is a package by its keys; if they are misspelt, by the nearest."""
-    found = {*keys}
-    if not found & {"services", *_OF_PACKAGES}:
-        known = [*grammar.DATAFLOW.fields, *_OF_PACKAGES]
-        found = {near for key in found for near in difflib.get_close_matches(key, known, n=1)}
-    return "services" not in found and bool(found & _OF_PACKAGES)
 
 
 def _whole(types: Mapping[str, TypeDef | None]) -> dict[str, TypeDef]:
@@ -323,3 +311,160 @@ def _function(name: str, node: Node, steps: StepReader) -> FunctionDef:
         dependencies=kept(node, "dependencies"),
         line=(node.get("run") or node).line,
     )
+
+
+# ---- checks between the parts of a definition ----------------------------------------------------
+# Source: sdf-states.md 2.4, 5.2; errors E23, E30, E33, E38 to E40.
+
+
+def check_names(
+    types: Mapping[str, TypeDef | None], node: Node, scope: Scope, to: Diagnostics
+) -> None:
+    """Report every name in a type of the `types` section that refers to no type."""
+    for name, declared in types.items():
+        if declared is None:
+            continue
+        for inner in sorted(names_in(declared)):
+            problem = scope.resolve(NamedType(inner)).problem
+            if problem is not None:
+                to.add(node.members[name].diagnostic_at("E23", f"type `{name}`: {problem}"))
+
+
+def check_path_name(name: str, node: Node, to: Diagnostics, *, key: str | None = None) -> None:
+    """Report a name that cannot be part of a path: it names a directory or a table of the state."""
+    try:
+        checked_name(name, "path")
+    except InputError as error:
+        said = error.message.partition(": ")[2]
+        to.add(node.diagnostic_at("E04", f"`{name!r:.80}` is no name of a path: {said}", key=key))
+
+
+class ServiceCheck:
+    """Checks services, one at a time, against topics, schedules and imports."""
+
+    def __init__(
+        self,
+        diagnostics: Diagnostics,
+        topics: Mapping[str, TopicDef],
+        schedules: frozenset[str],
+        scope: Scope,
+        imported: Imported,
+    ) -> None:
+        self._mistakes = diagnostics
+        self._topics = topics
+        self._schedules = schedules
+        self._scope = scope
+        self._imported = imported
+
+    def check(self, service: ServiceDef, node: Node) -> None:
+        """Report the errors of one service as a whole."""
+        for key, ends in (("sources", service.sources), ("sinks", service.sinks)):
+            holder = node.get(key)
+            for end, place in zip(ends, holder.items if holder else (), strict=True):
+                self._known(service, end, place)
+            self._same_types(service, key, ends, node)
+        for step in service.steps:
+            found = None if step.target is None else self._imported.functions.get(step.target)
+            if found is not None and found[0].operator != step.operator:
+                message = (
+                    f"function `{step.target}` is of operator {found[0].operator}, expected "
+                    f"{step.operator} at `{step.path}`"
+                )
+                self._mistakes.add(node.diagnostic_at("E33", message))
+        self._check_reachable_states(service, node)
+
+    def _known(self, service: ServiceDef, end: Endpoint, place: Node) -> None:
+        known = self._schedules if end.kind == "schedule" else self._topics
+        if end.id is not None and end.id not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            message = (
+                f"service `{service.name}`: {end.kind} `{end.id}` is not defined in the dataflow; "
+                f"it has {listed}"
+            )
+            self._mistakes.add(place.diagnostic_at("E39", message, key="id"))
+
+    def _same_types(
+        self, service: ServiceDef, key: str, ends: tuple[Endpoint, ...], node: Node
+    ) -> None:
+        # An endpoint's own steps may convert its topic's type to another.
+        ids = [end.id for end in ends if not end.transforms and end.id is not None]
+        plain = [self._topics[name] for name in ids if name in self._topics]
+        for topic in plain[1:]:
+            first, other = self._type(plain[0]), self._type(topic)
+            if first is not None and other is not None and first != other:
+                message = (
+                    f"service `{service.name}`: {key} `{plain[0].name}` and `{topic.name}` differ "
+                    f"in type, {_value_type(plain[0])} and {_value_type(topic)}"
+                )
+                self._mistakes.add(node.diagnostic_at("E39", message, key=key))
+
+    def _type(self, topic: TopicDef) -> TypeDef | None:
+        return None if topic.value is None else self._scope.resolve(topic.value).type
+
+    def _check_reachable_states(self, service: ServiceDef, node: Node) -> None:
+        owned = [one for one in service.states.values() if one.form is StateForm.TYPED]
+        if service.steps or not service.states:
+            return
+        names = ", ".join(sorted(state.name for state in owned or service.states.values()))
+        message = f"service `{service.name}` has no operator that can reach its states: {names}"
+        self._mistakes.warn(node.diagnostic_at("E40", message, key="states"))
+
+
+def _value_type(topic: TopicDef) -> str:
+    value = topic.settings.value.get("schema", {}).get("value", {})
+    return f"`{value.get('type')}`"
+
+
+def check_functions(
+    functions: Mapping[str, FunctionDef], states: frozenset[str], node: Node, to: Diagnostics
+) -> None:
+    """Check a package's functions: the states they list, their inputs and outputs, and bodies.
+
+    A function with an inline body may omit its signature, which is then that of the body.
+    """
+    for name, function in functions.items():
+        place = node.members[name]
+        for state in function.states:
+            if state not in states:
+                known = ", ".join(sorted(states)) or "none"
+                message = (
+                    f"function `{name}`: cannot resolve state `{state}`; the package has {known}"
+                )
+                to.add(place.diagnostic_at("E30", message))
+        for number, message in _signature_errors(function):
+            to.add(
+                place.diagnostic_at(
+                    number, f"function `{name}` of operator {function.operator}{message}"
+                )
+            )
+        if function.source is not None and function.operator in ARITIES:
+            body = inspect_body(function.source, function.language, function.operator)
+            for number, message in body.errors:
+                to.add(place.diagnostic_at(number, f"function `{name}`: {message}", key="run"))
+
+
+def _signature_errors(function: FunctionDef) -> list[tuple[str, str]]:
+    problems: list[tuple[str, str]] = []
+    if any(one.is_key for one in function.inputs[1:]):
+        problems.append(("E38", ": the input of kind key must be the first"))
+    operator, output = function.operator, function.output
+    if function.source is not None and output is None:
+        return problems  # the body's own signature counts
+    if operator == "update-state" and output is not None:
+        problems.append(("E38", " has an output; expected none"))
+    if operator == "flush" and function.inputs:
+        problems.append(("E38", " has inputs; expected none"))
+    if operator not in ("update-state", "filter") and output is None:
+        problems.append(("E38", " has no output; expected one"))
+    if operator == "filter" and (output is None or _name(output.type) != "bool"):
+        found = "none" if output is None else _name(output.type)
+        problems.append(("E38", f" has the output {found}; expected bool"))
+    if operator == "filter-map" and output is not None and not output.optional:
+        problems.append(("E38", " has an output that is not optional; expected `optional: true`"))
+    if operator == "assign-timestamp" and output is not None and _name(output.type) != "i64":
+        problems.append(("E29", f" gives {_name(output.type)}; expected a signed 64-bit integer"))
+    return problems
+
+
+def _name(declared: TypeDef) -> str:
+    return str(getattr(declared, "value", None) or getattr(declared, "name", "another type"))

@@ -53,29 +53,26 @@ class StepReader:
             return None
         run, uses = node.get("run"), node.get("uses")
         if run is not None:
-            return self._inline_step(node, run, operator)
+            if run.text is None:
+                return None
+            body = inspect_body(run.text, text_of(node, "lang"), operator)
+            for number, message in body.errors:
+                self._mistakes.add(run.diagnostic_at(number, message))
+            if body.name is None:
+                return None
+            first = self._inline.setdefault(same_name(body.name), run)
+            if first is not run and body.language != "sql":
+                message = f"inline function `{body.name}` is not unique: line {first.line} has one"
+                self._mistakes.add(run.diagnostic_at("E24", message))
+            source = run.text if run.text.endswith("\n") else f"{run.text}\n"
+            # The position of a block of text is that of its `|`, in the line before.
+            line = run.line + ("\n" in run.text)
+            step = self._step(node, operator, body.name, language=body.language, source=source)
+            return replace(step, body_line=line)
         if uses is None or not uses.text:
             return None
         name = uses.text.rpartition(":")[2]
         return self._step(node, operator, name, target=uses.text)
-
-    def _inline_step(self, node: Node, run: Node, operator: str) -> StepDef | None:
-        if run.text is None:
-            return None
-        body = inspect_body(run.text, text_of(node, "lang"), operator)
-        for number, message in body.errors:
-            self._mistakes.add(run.diagnostic_at(number, message))
-        if body.name is None:
-            return None
-        first = self._inline.setdefault(same_name(body.name), run)
-        if first is not run and body.language != "sql":
-            message = f"inline function `{body.name}` is not unique: line {first.line} has one"
-            self._mistakes.add(run.diagnostic_at("E24", message))
-        source = run.text if run.text.endswith("\n") else f"{run.text}\n"
-        # The position of a block of text is that of its `|`, in the line before.
-        line = run.line + ("\n" in run.text)
-        step = self._step(node, operator, body.name, language=body.language, source=source)
-        return replace(step, body_line=line)
 
     def _step(
         self,

@@ -267,22 +267,19 @@ class Conformity:
             self._expected(node, "a mapping", number)
             return
         for name, one in shape.fields.items():
-            self._field(node, name, one)
+            present = node.get(name)
+            other = node.members.get(one.also) if one.also else None
+            if other is not None and present is not other and other.value is not None:
+                message = f"duplicate key `{name}`, also given as `{one.also}`"
+                self.diagnostics.add(other.diagnostic_at("E03", message))
+            if present is not None:
+                self.check(present, one.shape, one.number)
+            elif one.required and not isinstance(one.shape, CustomShape):
+                self.diagnostics.add(node.diagnostic_at(one.number, f"missing `{name}`", key=name))
         if shape.one_of and not any(node.get(name) for name in shape.one_of):
             keys = " or ".join(f"`{name}`" for name in shape.one_of)
             said = f"missing {keys}{node.misspelling_of(*shape.one_of)}"
             self.diagnostics.add(node.diagnostic_at("E04", said))
-
-    def _field(self, node: Node, name: str, one: FieldShape) -> None:
-        present = node.get(name)
-        other = node.members.get(one.also) if one.also else None
-        if other is not None and present is not other and other.value is not None:
-            message = f"duplicate key `{name}`, also given as `{one.also}`"
-            self.diagnostics.add(other.diagnostic_at("E03", message))
-        if present is not None:
-            self.check(present, one.shape, one.number)
-        elif one.required and not isinstance(one.shape, CustomShape):
-            self.diagnostics.add(node.diagnostic_at(one.number, f"missing `{name}`", key=name))
 
     def optional_text(self, node: Node, key: str) -> str | None:
         """Return the text of a key, which must be filled; None if it is absent."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
-from arroyo_dagster.dataflow.definition.core_schema import BY_TAG, TAG_PREFIX, Scalar, core_scalar
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, Diagnostics
 
 MOST_CHARACTERS = 1 << 20
@@ -211,7 +210,10 @@ class _Builder:
                 if self._documents > 1:
                     raise _RefusedError(line, column, "a second document; expected one")
             elif isinstance(event, MappingEndEvent | SequenceEndEvent):
-                self._end()
+                raw = self._open.pop()
+                self._keys.pop()
+                raw.closed = True
+                self._put(raw)
             elif isinstance(event, AliasEvent):
                 self._put(self._aliased(event, line, column))
             elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent):
@@ -252,12 +254,6 @@ class _Builder:
             raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
         self._count(raw.size, line, column)
         return raw
-
-    def _end(self) -> None:
-        raw = self._open.pop()
-        self._keys.pop()
-        raw.closed = True
-        self._put(raw)
 
     def _put(self, raw: _Raw) -> None:
         if not self._open:
@@ -354,3 +350,44 @@ class _Placing:
             )
         )
         return None
+
+
+# ---- the values of plain scalars in YAML 1.2 -----------------------------------------------------
+# Source: yaml.org/spec/1.2.2, 10.3.2, the core schema; sdf-states.md 2.2 (L1).
+
+Scalar = str | int | float | bool | None
+
+TAG_PREFIX = "tag:yaml.org,2002:"
+_NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_BASED = re.compile(r"0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_INFINITE = re.compile(r"[-+]?(?:\.inf|\.Inf|\.INF)\Z")
+_NAN = re.compile(r"(?:\.nan|\.NaN|\.NAN)\Z")
+
+
+def core_scalar(text: str) -> Scalar:
+    """Resolve a plain scalar by the core schema, in the order of its table."""
+    if _NULL.match(text):
+        return None
+    if _BOOL.match(text):
+        return text.lower() == "true"
+    if _INT.match(text) and len(text) < 64:  # a longer one is read as a float
+        return int(text, 10)
+    if _BASED.match(text) and len(text) < 64:
+        return int(text, 0)
+    if _FLOAT.match(text):
+        return float(text)
+    if _INFINITE.match(text):
+        return float(text.replace(".", ""))
+    return float("nan") if _NAN.match(text) else text
+
+
+BY_TAG: dict[str, Callable[[str], Scalar]] = {
+    "str": lambda text: text,
+    "null": lambda text: None,
+    "bool": lambda text: text.lower() == "true",
+    "int": int,
+    "float": lambda text: float(text.replace(".inf", "inf").replace(".nan", "nan")),
+}

@@ -226,7 +226,7 @@ def _service_clean(
     everything: bool,
 ) -> ServiceClean | None:
     before = _offsets(stored)
-    windowed = any(_is_windowed(text) for text in stored.schemas.values())
+    windowed = any(bool(json.loads(text).get("windowed")) for text in stored.schemas.values())
     if topics and windowed and not everything:
         raise InputError(
             f"service `{stored.name}` has windows: records that it reads again are late for them",
@@ -255,10 +255,6 @@ def _service_clean(
         may_be_running=not is_at_rest(stored.head, generation),
         warnings=tuple(_warnings(stored, states, topics)),
     )
-
-
-def _is_windowed(schema: str) -> bool:
-    return bool(json.loads(schema).get("windowed"))
 
 
 def _has_more(head: Checkpoint) -> bool:

@@ -34,8 +34,7 @@ from arroyo_dagster.dataflow.errors import SqlError, did_you_mean
 from arroyo_dagster.dataflow.runtime.context import CONTEXT
 from arroyo_dagster.dataflow.runtime.functions import packaged_function
 from arroyo_dagster.dataflow.runtime.handles import Cell
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.snapshots import empty_frame
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView

@@ -68,7 +68,18 @@ class Converter:
             return _raw_reader(self._resolved(self.type))
         if self.type is None:
             return lambda data: _parsed(data, _RECORDS)
-        return _json_reader(self._decoder(self.type))
+        # A function that decodes JSON, fastest without white space around it.
+        convert = self._decoder(self.type)
+
+        def read(data: bytes | str) -> Any:
+            text = data if isinstance(data, str) else data.decode()
+            try:
+                value, end = _scan(text, 0)
+            except (StopIteration, ValueError, RecursionError):
+                end = -1  # white space at the beginning, or an error, which `_parsed` raises
+            return convert(value if end == len(text) else _parsed(text))
+
+        return read
 
     def arrow_reader(self) -> Convert:
         """Return a function that decodes a value from Arrow's Python types (`to_pylist`)."""
@@ -406,20 +417,6 @@ def _parsed(data: bytes | str, decoder: json.JSONDecoder = _JSON) -> Any:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def _json_reader(convert: Convert) -> Convert:
-    """Return a function that decodes JSON, fastest without white space around it."""
-
-    def read(data: bytes | str) -> Any:
-        text = data if isinstance(data, str) else data.decode()
-        try:
-            value, end = _scan(text, 0)
-        except (StopIteration, ValueError, RecursionError):
-            end = -1  # white space at the beginning, or an error, which `_parsed` raises
-        return convert(value if end == len(text) else _parsed(text))
-
-    return read
-
-
 def _json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -526,7 +523,14 @@ def _raw_reader(declared: TypeDef | None) -> Convert:
         )
     if declared.is_float:
         return _number_reader(struct.Struct(_FORMATS[declared]))
-    return _integer_reader(declared)
+    width, signed = _width(declared)
+
+    def convert(data: bytes) -> int:
+        if len(data) != width:
+            raise ValueError(f"expected {width} bytes, found {len(data)}")
+        return int.from_bytes(data, "big", signed=signed)
+
+    return convert
 
 
 def _number_reader(form: struct.Struct) -> Convert:
@@ -534,17 +538,6 @@ def _number_reader(form: struct.Struct) -> Convert:
         if len(data) != form.size:
             raise ValueError(f"expected {form.size} bytes, found {len(data)}")
         return form.unpack(data)[0]
-
-    return convert
-
-
-def _integer_reader(declared: ScalarType) -> Convert:
-    width, signed = _width(declared)
-
-    def convert(data: bytes) -> int:
-        if len(data) != width:
-            raise ValueError(f"expected {width} bytes, found {len(data)}")
-        return int.from_bytes(data, "big", signed=signed)
 
     return convert
 

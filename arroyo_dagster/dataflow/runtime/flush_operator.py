@@ -47,8 +47,7 @@ from arroyo_dagster.dataflow.storage.state_tables import (
     row_schema,
 )
 from arroyo_dagster.dataflow.storage.values import bincode_type
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.state.model.tables import TableConfig
@@ -264,16 +263,13 @@ class FlushOperator(ServiceOperator):
         for name, state in self.plan.owned.items():
             content = self._content[name]
             if state.value_kind is ValueKind.ROW:
-                self._keep_rows(name, content, ctx)
+                # The rows of the previous window expire: see `tables_watermark`.
+                view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
+                index = content.schema.get_field_index(GENERATION)
+                generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
+                view.insert(content.set_column(index, content.schema.field(index), generations))
             else:
                 self._keep_cells(state, content, ctx)
-
-    def _keep_rows(self, name: str, content: pa.Table, ctx: OperatorContext) -> None:
-        # The rows of the previous window expire: see `tables_watermark`.
-        view = ctx.table_manager.get_uncached_key_value_view(f"{name}{FLUSHED}")
-        index = content.schema.get_field_index(GENERATION)
-        generations = pa.repeat(pa.scalar(ctx.epoch, pa.uint64()), content.num_rows)
-        view.insert(content.set_column(index, content.schema.field(index), generations))
 
     def _keep_cells(self, state: StateDef, content: pa.Table, ctx: OperatorContext) -> None:
         assert state.scalar_type is not None

@@ -97,7 +97,12 @@ class StatesOperator(ServiceOperator):
         """
         super().on_start(ctx)
         plan = self.plan
-        self._check_schemas(ctx)
+        owned = self.plan.owned.values()
+        view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
+        stored = view.get_all()
+        check_states(stored, owned, migrate=self.plan.migrate, service=self.plan.name)
+        now = stored_schemas(owned)
+        self._new_schemas = {name: text for name, text in now.items() if stored.get(name) != text}
         self._slots = self._make_slots()
         self._watermark_rows = (
             ctx.table_manager.get_global_keyed_state(WATERMARK, U32, I64)
@@ -121,14 +126,6 @@ class StatesOperator(ServiceOperator):
         self._update = None if update is None else self.function(update, self._place)
         self._waiting: list[pa.RecordBatch] = []
         self._mark: tuple[int, tuple[Window, ...]] | None = None
-
-    def _check_schemas(self, ctx: OperatorContext) -> None:
-        owned = self.plan.owned.values()
-        view = ctx.table_manager.get_global_keyed_state(SCHEMAS, str, str)
-        stored = view.get_all()
-        check_states(stored, owned, migrate=self.plan.migrate, service=self.plan.name)
-        now = stored_schemas(owned)
-        self._new_schemas = {name: text for name, text in now.items() if stored.get(name) != text}
 
     def _make_slots(self) -> list[Slot]:
         plan = self.plan
@@ -248,7 +245,16 @@ class StatesOperator(ServiceOperator):
                 ]
             for pair in pairs:
                 if self._update is not None:
-                    self._updated(self._update, pair, index, arrived, counts)
+                    update = self._update
+                    self._place.serial += 1
+                    try:
+                        result = update.body(*pair) if update.takes_key else update.body(pair[1])
+                        if result is not None:
+                            raise _not_none(update, result)
+                    except Exception as error:
+                        self._failed(update.plan.name, error, pair[1], arrived, index)
+                    else:
+                        counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
                 elif not self._windowed:
                     put_out.append((index, *pair))
         for name, count in counts.items():
@@ -280,24 +286,6 @@ class StatesOperator(ServiceOperator):
             return []
         counts[step.name] = counts.get(step.name, 0) + 1
         return results
-
-    def _updated(
-        self,
-        update: Function,
-        pair: tuple[Any, Any],
-        at: int,
-        arrived: ReceivedRecords,
-        counts: dict[str, int],
-    ) -> None:
-        self._place.serial += 1
-        try:
-            result = update.body(*pair) if update.takes_key else update.body(pair[1])
-            if result is not None:
-                raise _not_none(update, result)
-        except Exception as error:
-            self._failed(update.plan.name, error, pair[1], arrived, at)
-        else:
-            counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
 
     def _failed_update(self, arrived: ReceivedRecords, at: int, error: Exception) -> None:
         assert self._update is not None

@@ -10,8 +10,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any
 
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import Pairs
+from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.user_modules import INLINE
 

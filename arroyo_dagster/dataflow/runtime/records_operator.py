@@ -307,7 +307,8 @@ class RecordsOperator(ServiceOperator):
             pickle.dumps(records.values, protocol=5)
             return records
         kept: list[int] = []
-        name = self._last_step()
+        steps = [*self._window_steps, *self._steps]
+        name = steps[-1].name if steps else "records"
         for index, value in enumerate(records.values):
             try:
                 check_travels(value)
@@ -319,10 +320,6 @@ class RecordsOperator(ServiceOperator):
             return records
         keys = None if records.keys is None else [records.keys[index] for index in kept]
         return records.taken(kept, [records.values[index] for index in kept], keys)
-
-    def _last_step(self) -> str:
-        steps = [*self._window_steps, *self._steps]
-        return steps[-1].name if steps else "records"
 
     def _keyed(
         self, records: Records, place: Callable[[int], Place]
@@ -636,7 +633,13 @@ class _SourceDecoder:
             if plain and converter.is_text and not raw.null_count:
                 return raw.to_pylist(), {}
         if is_binary and raw.null_count:
-            read = _refusing_none(read)
+
+            def refusing(one: Any) -> Any:
+                if one is None:
+                    raise ValueError("the record has no value")
+                return read(one)
+
+            read = refusing
         values: list[Any] = []
         bad: dict[int, Exception] = {}
         rest = map(read, raw.to_pylist())
@@ -659,15 +662,6 @@ class _SourceDecoder:
             except ValueError:
                 decoded.append(key)  # a key that does not decode stays bytes
         return decoded
-
-
-def _refusing_none(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def refusing(one: Any) -> Any:
-        if one is None:
-            raise ValueError("the record has no value")
-        return read(one)
-
-    return refusing
 
 
 def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:

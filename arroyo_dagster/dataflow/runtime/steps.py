@@ -391,7 +391,28 @@ def run_steps(
         elif _is_plain(step) and enter is None:
             records, fails = _plain_map(step, records, failures, place)
         else:
-            records, fails = _general(step, records, failures, place, enter)
+            kept: list[int] = []
+            values: list[Any] = []
+            keys: list[Any] = []
+            failed = 0
+            for index, value in enumerate(records.values):
+                key = None if records.keys is None else records.keys[index]
+                if enter is not None and records.windows is not None:
+                    enter(records.windows[index])
+                try:
+                    results = step.one(key, value)
+                except Exception as error:
+                    failures.note(
+                        step.name, error, value, place(records.at[index]), partial=step.partial
+                    )
+                    failed += 1
+                    continue
+                for new_key, new_value in results:
+                    kept.append(index)
+                    values.append(new_value)
+                    keys.append(new_key)
+            has_keys = any(key is not None for key in keys)
+            records, fails = records.taken(kept, values, keys if has_keys else None), failed
         metrics.count(step.name, succeeded=before - fails)
     return records
 
@@ -499,32 +520,3 @@ def no_results(count: int) -> list[Any]:
 def has_result(result: Any) -> bool:
     """Return whether an item of `call_each` is a result, not the marker of a failure."""
     return result is not _NOTHING
-
-
-def _general(
-    step: Step,
-    records: Records,
-    failures: Failures,
-    place: Callable[[int], Place],
-    enter: Callable[[tuple[Window, ...]], None] | None,
-) -> tuple[Records, int]:
-    kept: list[int] = []
-    values: list[Any] = []
-    keys: list[Any] = []
-    failed = 0
-    for index, value in enumerate(records.values):
-        key = None if records.keys is None else records.keys[index]
-        if enter is not None and records.windows is not None:
-            enter(records.windows[index])
-        try:
-            results = step.one(key, value)
-        except Exception as error:
-            failures.note(step.name, error, value, place(records.at[index]), partial=step.partial)
-            failed += 1
-            continue
-        for new_key, new_value in results:
-            kept.append(index)
-            values.append(new_value)
-            keys.append(new_key)
-    has_keys = any(key is not None for key in keys)
-    return records.taken(kept, values, keys if has_keys else None), failed

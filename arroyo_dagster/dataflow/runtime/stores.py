@@ -9,18 +9,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import StateDef
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.runtime.batch_states import ColumnSlot
 from arroyo_dagster.dataflow.runtime.handles import DELETED, CellSlot, RowSlot, Slot
-from arroyo_dagster.dataflow.runtime.restore import UnreadRows
 from arroyo_dagster.dataflow.storage.columns import KEY
-from arroyo_dagster.dataflow.storage.state_tables import VALUE, WindowKey, entries_of, rows_of
+from arroyo_dagster.dataflow.storage.state_tables import (
+    VALUE,
+    WindowKey,
+    entries_of,
+    entry_values,
+    rows_of,
+    updated_at_ms,
+)
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.runtime.operators import OperatorContext
+from arroyo_dagster.state.tables.key_index import KeyIndex
 from arroyo_dagster.state.tables.table import TaskInfo
 
 
@@ -206,7 +214,19 @@ class RowStore(Store):
             self._view.insert(rows)
         for rows in rows_of(self.state, removals, generation):
             self._view.delete_keys(rows)
-        return self._expire()
+        # Remove expired rows from memory and return their number; the oldest entries are first.
+        ttl, now = self.state.ttl_ms, self._rows.now_ms
+        if ttl is None:
+            return 0
+        count = 0 if self._restored is None else self._restored.expire(now)
+        for entries in self._entries.values():
+            while entries:
+                key = next(iter(entries))
+                if now - entries[key][-1] < ttl:
+                    break
+                del entries[key]
+                count += 1
+        return count
 
     def _evict(self) -> None:
         """Return prefetched entries to the restored rows unless they were written. Only with a TTL.
@@ -229,21 +249,6 @@ class RowStore(Store):
         for key in deleted if self.state.ttl_ms is None else (*deleted, *fresh):
             entries.pop(key, None)
         entries.update(fresh)
-
-    def _expire(self) -> int:
-        """Remove expired rows from memory and return their number; the oldest entries are first."""
-        ttl, now = self.state.ttl_ms, self._rows.now_ms
-        if ttl is None:
-            return 0
-        count = 0 if self._restored is None else self._restored.expire(now)
-        for entries in self._entries.values():
-            while entries:
-                key = next(iter(entries))
-                if now - entries[key][-1] < ttl:
-                    break
-                del entries[key]
-                count += 1
-        return count
 
 
 class ColumnStore(Store):
@@ -269,3 +274,64 @@ class ColumnStore(Store):
         if deleted is not None:
             self._view.delete_keys(deleted)
         return self._restored.expire(now_ms) + self._rows.expire(now_ms)
+
+
+# ---- restore -------------------------------------------------------------------------------------
+# Keep the rows of a restored epoch as Arrow columns; make entries only for keys that occur.
+#
+# A state may have millions of keys, and an epoch uses few of them. As Python values they would take
+# ten times the memory, and every restore would have to create them.
+
+RowIndexes = npt.NDArray[np.int64]
+StateEntry = tuple[Any, ...]
+
+
+class UnreadRows:
+    """The restored rows of an unwindowed arrow-row state that no entry has replaced yet.
+
+    Args:
+        state: the definition of the state.
+        rows: the rows of the state's table, possibly with older rows of the same keys.
+        index: the index of the newest row per `_key`.
+    """
+
+    def __init__(self, state: StateDef, rows: pa.Table, index: KeyIndex) -> None:
+        self._state = state
+        self._rows = rows
+        self._index = index
+        self._left = np.ones(rows.num_rows, bool)
+        self._any_left = rows.num_rows > 0
+        self._updated_ms: RowIndexes | None = None
+        if state.ttl_ms is not None:  # expired keys are counted: each once
+            self._left[:] = False
+            self._left[index.newest()] = True
+            self._updated_ms = updated_at_ms(state, rows).to_numpy()
+
+    def find(self, keys: pa.Array) -> tuple[RowIndexes, dict[str, StateEntry]]:
+        """Return the sorted indexes of the rows of `keys` that are left, and these as entries."""
+        places, rows = self.find_rows(keys)
+        entries = zip(rows.column(KEY).to_pylist(), entry_values(self._state, rows), strict=True)
+        return places, dict(entries)
+
+    def find_rows(self, keys: pa.Array) -> tuple[RowIndexes, pa.Table]:
+        """Return the sorted indexes of the rows of `keys` that are left, and these rows."""
+        if not self._any_left:
+            return np.zeros(0, np.int64), self._rows.slice(0, 0)
+        places = self._index.find([keys])
+        places = np.unique(places[places >= 0])
+        places = places[self._left[places]]
+        return places, self._rows.take(pa.array(places))
+
+    def drop(self, places: RowIndexes) -> None:
+        """Remove rows that are replaced by entries."""
+        self._left[places] = False
+        self._any_left = bool(self._left.any())
+
+    def expire(self, now_ms: int) -> int:
+        """Remove the rows with an expired TTL, and return their number."""
+        ttl, updated = self._state.ttl_ms, self._updated_ms
+        if ttl is None or updated is None:
+            return 0
+        expired = np.flatnonzero(self._left & (now_ms - updated >= ttl))
+        self.drop(expired)
+        return len(expired)

@@ -155,13 +155,9 @@ def _frame_in(data: memoryview) -> pl.DataFrame:
         pa.ipc.open_stream(pa.py_buffer(columns)) as stream,
     ):
         # What has the same type in both is read without a copy.
-        if all(_is_plain(field.type) for field in stream.schema):
+        if all(any(is_one(field.type) for is_one in _PLAIN) for field in stream.schema):
             return cast(pl.DataFrame, pl.from_arrow(stream.read_all()))
     return pl.read_ipc_stream(io.BytesIO(columns))
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    return any(is_one(kind) for is_one in _PLAIN)
 
 
 _PLAIN = (pa.types.is_primitive, pa.types.is_string_view, pa.types.is_binary_view)

@@ -130,7 +130,14 @@ def _of_call(test: PackageTest, trial: Trial) -> list[Difference]:
     try:
         result = trial.call(test.function, test.value, key=test.key, state_key=test.state_key)
     except Exception as error:
-        return _of_error(test, error)
+        number = error.facts.get("number") if isinstance(error, ArroyoStateError) else None
+        said = f"{type(error).__name__}: {error}"
+        if test.expect_error is None:
+            return [Difference(line=test.entry.line, what="it failed", lines=(f"+ {said}",))]
+        if test.expect_error == number or test.expect_error in said:
+            return []
+        expected = f"an error with {test.expect_error!r}"
+        return compared(line_at(test.entry, "expect-error"), "the error", [expected], [said])
     if test.expect_error is not None:
         expected = f"an error with {test.expect_error!r}"
         line = line_at(test.entry, "expect-error")
@@ -139,14 +146,3 @@ def _of_call(test: PackageTest, trial: Trial) -> list[Difference]:
         return []
     line = line_at(test.entry, "expect")
     return compared(line, "the result", [as_text(test.expect)], [as_text(result)])
-
-
-def _of_error(test: PackageTest, error: Exception) -> list[Difference]:
-    number = error.facts.get("number") if isinstance(error, ArroyoStateError) else None
-    said = f"{type(error).__name__}: {error}"
-    if test.expect_error is None:
-        return [Difference(line=test.entry.line, what="it failed", lines=(f"+ {said}",))]
-    if test.expect_error == number or test.expect_error in said:
-        return []
-    expected = f"an error with {test.expect_error!r}"
-    return compared(line_at(test.entry, "expect-error"), "the error", [expected], [said])

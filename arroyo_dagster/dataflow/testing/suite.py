@@ -77,11 +77,7 @@ def run_tests(
         return Trial(document, functions=functions, packages=packages, env=env)
 
     chosen = [test for test in tests if isinstance(test, PackageTest)]
-    _check_bound(package(), {test.function for test in chosen})
-    return [package_tests.run_test(test, package()) for test in chosen]
-
-
-def _check_bound(trial: Trial, names: Iterable[str]) -> None:
-    unbound = trial.unbound(names)
+    unbound = package().unbound({test.function for test in chosen})
     if unbound:
         raise unbound_error({name: f"function `{name}`" for name in unbound})
+    return [package_tests.run_test(test, package()) for test in chosen]

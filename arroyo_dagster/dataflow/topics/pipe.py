@@ -97,7 +97,12 @@ class PipeSource(Source):
             ConflictError: another run stores lines of this topic.
         """
         before = self._taken = int(start.get("segment", 0))
-        self._forget(before)
+        # Remove the segments of ready epochs: an epoch is ready when the next one is requested.
+        if self._forgotten < before:
+            self._store.delete_many(
+                self._path(segment) for segment in range(max(1, before - 1), before + 1)
+            )
+            self._forgotten = before
         path = self._path(before + 1)
         if self._store.head(path) is not None:
             self._taken = before + 1  # stored by a run that was killed before it used it
@@ -164,14 +169,6 @@ class PipeSource(Source):
 
     def _path(self, segment: int) -> StatePath:
         return self._directory / f"{segment:012}.parquet"
-
-    def _forget(self, up_to: int) -> None:
-        """Remove the segments of ready epochs: an epoch is ready when the next one is requested."""
-        if self._forgotten < up_to:
-            self._store.delete_many(
-                self._path(segment) for segment in range(max(1, up_to - 1), up_to + 1)
-            )
-            self._forgotten = up_to
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[PipeSplit]:
         """Return one split per segment."""

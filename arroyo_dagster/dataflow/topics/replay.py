@@ -25,7 +25,6 @@ from arroyo_dagster.dataflow.topics.segments import FROM, SegmentSource, Segment
 from arroyo_dagster.dataflow.views.namespaces import stored_offsets
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -133,30 +132,26 @@ def plan_replay(
     for name in service_order(dataflow):
         head = OwnerJob(store, service_paths(dataflow, name)).newest()
         if head is not None and service in (None, name):
-            replays.append(_service_replay(dataflow, store, name, head, partial))
+            offsets = stored_offsets(store, head)
+            sources: dict[str, LetterSource] = {}
+            letters: list[Letter] = []
+            left: list[Letter] = []
+            for end in dataflow.services[name].sources:
+                if end.id is None:
+                    continue
+                offset = offsets.get(end.id, {})
+                every = LetterSource(end.id, store, dataflow, name, up_to=head.epoch, partial=True)
+                for letter in every.waiting({**every.initial_offset(), **offset}):
+                    (letters if partial or not letter.partial else left).append(letter)
+                sources[end.id] = LetterSource(
+                    end.id, store, dataflow, name, up_to=head.epoch, partial=partial
+                )
+            replays.append(
+                ServiceReplay(
+                    service=name, sources=sources, letters=tuple(letters), partial=tuple(left)
+                )
+            )
     return replays
-
-
-def _service_replay(
-    dataflow: Dataflow, store: ObjectStore, service: str, head: Checkpoint, partial: bool
-) -> ServiceReplay:
-    offsets = stored_offsets(store, head)
-    sources: dict[str, LetterSource] = {}
-    letters: list[Letter] = []
-    left: list[Letter] = []
-    for end in dataflow.services[service].sources:
-        if end.id is None:
-            continue
-        offset = offsets.get(end.id, {})
-        every = LetterSource(end.id, store, dataflow, service, up_to=head.epoch, partial=True)
-        for letter in every.waiting({**every.initial_offset(), **offset}):
-            (letters if partial or not letter.partial else left).append(letter)
-        sources[end.id] = LetterSource(
-            end.id, store, dataflow, service, up_to=head.epoch, partial=partial
-        )
-    return ServiceReplay(
-        service=service, sources=sources, letters=tuple(letters), partial=tuple(left)
-    )
 
 
 def build_replay(

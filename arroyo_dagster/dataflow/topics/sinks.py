@@ -276,23 +276,20 @@ class AppendSink(_RecordSink):
         positions = ctx.table_manager.get_global_keyed_state(POSITION, str, int)
         start = positions.get(self._path)
         if start is None:
-            start = self._empty()
+            if os.path.exists(self._path) and os.path.getsize(self._path):
+                raise InputError(
+                    "the file of a sink is not empty, and this job wrote none of it",
+                    topic=self._topic,
+                    path=self._path,
+                    next_step="remove it, or give another path",
+                )
+            start = 0
         data = (b"" if start else self._writer.header) + self._writer.rows(values)
         staged = StatePath(f"{ctx.task_info.operator}-{ctx.epoch:07}-{uuid.uuid4().hex[:16]}")
         self._staging.put(staged, data)
         positions.insert(self._path, start + len(data))
         commit = _APPENDED.encode((self._path, start, len(data), staged))
         ctx.table_manager.insert_committing_data(APPENDED, commit)
-
-    def _empty(self) -> int:
-        if os.path.exists(self._path) and os.path.getsize(self._path):
-            raise InputError(
-                "the file of a sink is not empty, and this job wrote none of it",
-                topic=self._topic,
-                path=self._path,
-                next_step="remove it, or give another path",
-            )
-        return 0
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
         """Write the epoch's records at their position.

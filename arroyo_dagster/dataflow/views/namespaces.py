@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -41,10 +41,15 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     total,
 )
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
-from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of, private_columns
 from arroyo_dagster.dataflow.views.rendering import cell_text, watermark_text, window_text
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, SnapshotReader
-from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
+from arroyo_dagster.dataflow.views.view import (
+    OwnerJob,
+    mask_frame,
+    mask_of,
+    private_columns,
+    service_paths,
+)
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -205,7 +210,9 @@ class Namespaces:
         for service in self._dataflow.services.values():
             for state in _owned(service):
                 names[f"{service.name}/{state.name}/state"] = service
-            for name in _counted(service, self._metrics(service.name)):
+            metrics = self._metrics(service.name)
+            steps = [step.name for step in service.steps]
+            for name in list(dict.fromkeys([*_topics(service), *steps, *metrics])):
                 names[f"{service.name}/{name}/metrics"] = service
             for topic in self._offsets(service.name):
                 names[f"{service.name}/{topic}/topic.offset"] = service
@@ -362,11 +369,6 @@ def _owned(service: ServiceDef) -> list[StateDef]:
 
 def _topics(service: ServiceDef) -> list[str]:
     return [source.id for source in service.sources if source.id is not None]
-
-
-def _counted(service: ServiceDef, metrics: Mapping[str, Metric]) -> Sequence[str]:
-    steps = [step.name for step in service.steps]
-    return list(dict.fromkeys([*_topics(service), *steps, *metrics]))
 
 
 def _next(value: Any) -> Any:

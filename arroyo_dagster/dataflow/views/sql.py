@@ -100,7 +100,16 @@ class Tables:
         """
         tokens = sql_tokens(text)
         words = [token for token in tokens if token.kind != "space"]
-        _check_reads(text, words)
+        # Reject statements that do not begin with a keyword of a query.
+        head = first_that_writes(words)
+        if head is not None:
+            raise SqlError(
+                f"`{head}` is not a query: states are read-only here; only the service that owns a "
+                "state changes it",
+                number="E46",
+                sql=short_sql(text),
+                next_step="begin with `select`, `with`, `show tables` or `explain`",
+            )
         if [token.word for token in words[:2]] == ["show", "tables"]:
             names = sorted(table.name for table in self.tables)
             return pl.DataFrame({"name": names}, schema={"name": pl.String})
@@ -115,7 +124,14 @@ class Tables:
             tokens = _without_updated_at(tokens)
         scope = self._narrowed(tokens)
         query = "".join(token.text for token in _with_sums_of_nothing(tokens))
-        _check_reads_no_file(query)
+        function = file_function(query)
+        if function is not None:
+            raise SqlError(
+                f"`{function}` reads files; a query reads only the states in scope",
+                number="E46",
+                sql=short_sql(query),
+                next_step="`show tables` lists the states",
+            )
         try:
             with sql_failures():
                 frames = scope._frames(timed)
@@ -174,30 +190,6 @@ class Tables:
             tables=names[:_MAX_LISTED],
             columns=columns,
             next_step="check the names; quote names with a dash in back-ticks",
-        )
-
-
-def _check_reads(text: str, words: Sequence[SqlToken]) -> None:
-    """Reject statements that do not begin with a keyword of a query."""
-    head = first_that_writes(words)
-    if head is not None:
-        raise SqlError(
-            f"`{head}` is not a query: states are read-only here; only the service that owns a "
-            "state changes it",
-            number="E46",
-            sql=short_sql(text),
-            next_step="begin with `select`, `with`, `show tables` or `explain`",
-        )
-
-
-def _check_reads_no_file(query: str) -> None:
-    function = file_function(query)
-    if function is not None:
-        raise SqlError(
-            f"`{function}` reads files; a query reads only the states in scope",
-            number="E46",
-            sql=short_sql(query),
-            next_step="`show tables` lists the states",
         )
 
 

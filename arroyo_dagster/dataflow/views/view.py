@@ -13,7 +13,7 @@ Source: sdf-states.md 1.9, 2.8, 2.10, 4.1; error E51.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,12 +22,10 @@ import polars as pl
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm, ValueKind
 from arroyo_dagster.dataflow.errors import CheckpointError
-from arroyo_dagster.dataflow.storage.columns import UPDATED_AT, WINDOW_END, WINDOW_START
+from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.state_tables import VALUE
-from arroyo_dagster.dataflow.views.frames import Frame
-from arroyo_dagster.dataflow.views.lookup import KeyLookup, Pairs
-from arroyo_dagster.dataflow.views.masking import mask_frame, mask_of
-from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
+from arroyo_dagster.dataflow.views.frames import Frame, KeyLookup, Pairs
+from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, Where
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -35,7 +33,12 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import Epoch, JobId
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
+from arroyo_dagster.state.planning.privacy import (
+    NOTHING_PRIVATE,
+    PRIVATE,
+    PrivateColumns,
+    TableMask,
+)
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -64,22 +67,19 @@ class OwnerJob:
         epochs = self._epochs()
         while True:
             try:
-                return self._first_ready(epochs)
+                for epoch in reversed(epochs):
+                    newest = self._newest
+                    if newest is not None and newest.epoch >= epoch:
+                        return newest
+                    checkpoint = self.load(epoch)
+                    if checkpoint.state is CheckpointState.READY:
+                        self._newest = checkpoint
+                        return checkpoint
+                return None
             except NotFoundError as error:
                 before, epochs = epochs, self._epochs()
                 if epochs == before:  # else gc deleted an epoch while it was read
                     raise unreadable(error, self._backend, epochs[-1]) from error
-
-    def _first_ready(self, epochs: Sequence[Epoch]) -> Checkpoint | None:
-        for epoch in reversed(epochs):
-            newest = self._newest
-            if newest is not None and newest.epoch >= epoch:
-                return newest
-            checkpoint = self.load(epoch)
-            if checkpoint.state is CheckpointState.READY:
-                self._newest = checkpoint
-                return checkpoint
-        return None
 
     def load(self, epoch: Epoch) -> Checkpoint:
         """Load one epoch.
@@ -381,3 +381,39 @@ def view(store: ObjectStore, dataflow: Dataflow, state: str) -> StateView:
 
 
 __all__ = ["Frame", "OwnerJob", "StateView", "Views", "service_paths", "view"]
+
+
+# ---- masks the private columns of a state before a view, SQL or a sample sees it -----------------
+
+_ENGINE = frozenset({WINDOW_START, WINDOW_END, UPDATED_AT})
+"""Columns of the engine, without which rows could not expire."""
+
+
+def mask_of(private: PrivateColumns, dataflow: Dataflow, state: StateDef) -> TableMask:
+    """Return what is private of a state."""
+    paths = JobPaths(JobId(state.owner), dataflow.pipeline)
+    where = Where.of(state, live=True)
+    return private.table(paths, where.operator, where.table)
+
+
+def private_columns(frame: pl.DataFrame, mask: TableMask) -> list[str]:
+    """Return the private columns of a frame of `SnapshotReader`."""
+    return [name for name in frame.columns if name not in _ENGINE and mask.hides_leaf((name,))]
+
+
+def mask_frame(frame: pl.DataFrame, mask: TableMask) -> pl.DataFrame:
+    """Mask the private columns of a frame of `SnapshotReader`.
+
+    Texts become `(private)`, private keys digests, other values null: columns keep their types.
+    Rows stay sorted by window and key.
+    """
+    private = private_columns(frame, mask)
+    texts = {name: PRIVATE if frame.schema[name] == pl.String else None for name in private}
+    frame = frame.with_columns(
+        pl.lit(text, frame.schema[name]).alias(name) for name, text in texts.items() if name != KEY
+    )
+    if KEY not in private:
+        return frame
+    digests = pl.Series(KEY, [mask.digest(key) for key in frame[KEY]], pl.String)
+    names = [name for name in (WINDOW_START, WINDOW_END, KEY) if name in frame.columns]
+    return frame.with_columns(digests).sort(names)

@@ -13,15 +13,18 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.compaction.assets import published_events, rewrite_version
+from arroyo_dagster.orchestration.compaction.assets import (
+    format_rewrite,
+    published_events,
+    rewrite_metadata,
+    rewrite_version,
+)
 from arroyo_dagster.orchestration.compaction.daily_window import DailyWindow, micros_of
-from arroyo_dagster.orchestration.compaction.rendering import format_rewrite, rewrite_metadata
 from arroyo_dagster.orchestration.failures import as_failure
-from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import MAINTENANCE_TAG, schedule_status
 from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve, unlisted_pipeline
-from arroyo_dagster.orchestration.settings import configured, setting_field
+from arroyo_dagster.orchestration.settings import LaunchpadConfig, configured, setting_field
 from arroyo_dagster.orchestration.translator import COMPACTED_STATE, Names
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
 from arroyo_dagster.state.model.leases import LeaseSettings

@@ -29,7 +29,8 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE, PrivateColumns
 from arroyo_dagster.state.planning.restore.reads import job_watermark_micros
-from arroyo_dagster.state.planning.verify.checks import Verdict, every_job_recent
+from arroyo_dagster.state.planning.verify.findings import Verdict
+from arroyo_dagster.state.planning.verify.fleet import every_job_recent
 
 if TYPE_CHECKING:
     from arroyo_dagster.dataflow.views.summary import StateSummary

@@ -17,7 +17,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     ValueKind,
 )
 from arroyo_dagster.orchestration.pipelines.lineage import reaches
-from arroyo_dagster.orchestration.pipelines.names import key_part
+from arroyo_dagster.orchestration.pipelines.model import key_part
 from arroyo_dagster.orchestration.rendering import column_schema, with_commands
 
 _CODE = "dagster/code_references"
@@ -121,7 +121,14 @@ class SdfGraph:
                 self.key_of(self.dataflow.services[ref.service].states[ref.state]) for ref in refs
             ]
             specs.append(self._spec(SERVICE, service.name, deps=[*read, *state_keys]))
-        return _without_cycles(specs, fixed=self.state_specs())
+        fixed = self.state_specs()
+        above = {spec.key: {dep.asset_key for dep in spec.deps} for spec in fixed}
+        kept = []
+        for spec in specs:
+            deps = [dep for dep in spec.deps if not reaches(dep.asset_key, spec.key, above)]
+            above.setdefault(spec.key, set()).update(dep.asset_key for dep in deps)
+            kept.append(spec.replace_attributes(deps=deps))
+        return kept
 
     def _spec(
         self,
@@ -165,15 +172,3 @@ class SdfGraph:
 def _topics(endpoints: Sequence[Endpoint]) -> list[str]:
     topics = [end.id for end in endpoints if end.kind == "topic" and end.id is not None]
     return list(dict.fromkeys(topics))
-
-
-def _without_cycles(
-    specs: Sequence[dg.AssetSpec], *, fixed: Sequence[dg.AssetSpec]
-) -> list[dg.AssetSpec]:
-    above = {spec.key: {dep.asset_key for dep in spec.deps} for spec in fixed}
-    kept = []
-    for spec in specs:
-        deps = [dep for dep in spec.deps if not reaches(dep.asset_key, spec.key, above)]
-        above.setdefault(spec.key, set()).update(dep.asset_key for dep in deps)
-        kept.append(spec.replace_attributes(deps=deps))
-    return kept

@@ -5,9 +5,10 @@ only if its configuration enables it and the credentials of the store allow it; 
 needs read-only credentials.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
@@ -17,7 +18,6 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, LeaseHeldErro
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
-from arroyo_dagster.orchestration.gc import rendering as gc_shown
 from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import (
@@ -38,6 +38,7 @@ from arroyo_dagster.orchestration.translator import (
 )
 from arroyo_dagster.state.model.garbage import (
     DeletionSettings,
+    GcPlan,
     GraceSettings,
     OrphanSettings,
     PlanKind,
@@ -45,11 +46,12 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.model.progress import progress_logger
+from arroyo_dagster.state.model.units import format_bytes
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.model.garbage import GcPlan
-    from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome
+    from arroyo_dagster.state.operations.gc.execute import GcOutcome
     from arroyo_dagster.state.operations.gc.plan import GcRequest
 
 
@@ -151,12 +153,12 @@ def _expire(turn: Turn, key: dg.AssetKey, config: GcConfig, context: Any) -> Ite
     finally:  # of an interrupted run, too: what it deleted stands in the journal
         for plan in run.plans:
             yield dg.AssetObservation(
-                key, description=gc_shown.format_plan(plan), metadata=gc_shown.plan_metadata(plan)
+                key, description=format_plan(plan), metadata=plan_metadata(plan)
             )
         for outcome in run.outcomes:
             yield dg.MaterializeResult(
                 asset_key=key,
-                metadata=gc_shown.outcome_metadata(outcome),
+                metadata=outcome_metadata(outcome),
                 data_version=dg.DataVersion(outcome.run or outcome.plan.digest),
             )
 
@@ -206,18 +208,6 @@ class _GcRun:
             on_progress=progress_logger(turn.log.info),
         )
         run = partial(turn.tools.runner.run_gc, store.writable(), paths, request, plan=plan)
-        outcome = self._executed(run, options)
-        turn.log.info(gc_shown.format_outcome(outcome))
-        if outcome.deleted != plan.objects:
-            raise dg.Failure(
-                f"{outcome.deleted} of {plan.objects} objects are gone; the store still has the "
-                "others. Next: run it again, and check the permission to delete",
-                allow_retries=False,
-            )
-        if request.kind is not PlanKind.DEAD_JOB:
-            self._check_files()
-
-    def _executed(self, run: Any, options: "GcOptions") -> "GcOutcome":
         done: list[GcOutcome] = []
         try:
             outcome: GcOutcome = run(replace(options, on_done=done.append))
@@ -233,13 +223,21 @@ class _GcRun:
             self.outcomes += done
             raise
         self.outcomes.append(outcome)
-        return outcome
+        turn.log.info(format_outcome(outcome))
+        if outcome.deleted != plan.objects:
+            raise dg.Failure(
+                f"{outcome.deleted} of {plan.objects} objects are gone; the store still has the "
+                "others. Next: run it again, and check the permission to delete",
+                allow_retries=False,
+            )
+        if request.kind is not PlanKind.DEAD_JOB:
+            self._check_files()
 
     def _may_delete(self, plan: "GcPlan") -> bool:
         """Whether this run deletes: configured for it, and approved where approval is asked for."""
         config, log = self.config, self.turn.log
         if config.dry_run:
-            log.info(f"dry run: {gc_shown.format_plan(plan)}")
+            log.info(f"dry run: {format_plan(plan)}")
             return False
         if config.approved_plan is not None and config.approved_plan != plan.digest:
             raise dg.Failure(
@@ -249,7 +247,7 @@ class _GcRun:
             )
         if config.needs_approval and config.approved_plan is None:
             log.info(
-                f"waits for approval: {gc_shown.format_plan(plan)}; to execute it, run again with "
+                f"waits for approval: {format_plan(plan)}; to execute it, run again with "
                 f"approved_plan: {plan.digest}"
             )
             return False
@@ -320,13 +318,10 @@ def _root_events(
     plans = [(run, plan) for run in runs for plan in run.plans]
     outcomes = [(run, outcome) for run in runs for outcome in run.outcomes]
     rows = [
-        {"job": run.turn.pipeline.root, "outcome": gc_shown.format_outcome(outcome)}
+        {"job": run.turn.pipeline.root, "outcome": format_outcome(outcome)}
         for run, outcome in outcomes
     ]
-    rows += [
-        {"job": run.turn.pipeline.root, "outcome": gc_shown.format_plan(plan)}
-        for run, plan in plans
-    ]
+    rows += [{"job": run.turn.pipeline.root, "outcome": format_plan(plan)} for run, plan in plans]
     rows += [{"job": root, "outcome": reason} for root, reason in others.items()]
     metadata = shown.known({"jobs": shown.table(rows)})
     if outcomes:
@@ -372,3 +367,107 @@ def _allowed(config: GcRunConfig, tools: Tools) -> "tuple[list[ListedPipeline], 
     allowed = [unlisted_pipeline(str(paths.root)) for paths in jobs if problems[paths] is None]
     others = {str(paths.root): f"not touched: {why}" for paths, why in problems.items() if why}
     return allowed, ({} if dead else others)
+
+
+# ---- format a gc run for people: its plan, its proof, its outcome and its journal ----------------
+
+_OBJECTS_LISTED = 20
+"""How many objects a page lists; `arroyo-state gc plan` and `sql @journal` list all."""
+
+
+def format_plan(plan: GcPlan) -> str:
+    """Format the plan as one line for the log of a run."""
+    epochs = f"{shown.counted(len(plan.epochs), 'epoch')}, " if plan.kind is PlanKind.EXPIRE else ""
+    objects = _format_objects(plan.objects, plan.size_bytes)
+    return f"{epochs}{objects} would be deleted; plan {plan.digest}"
+
+
+def format_outcome(outcome: "GcOutcome") -> str:
+    """Format the outcome as one line for the log of a run."""
+    aside = f", moved to {outcome.quarantine}" if outcome.quarantine else ""
+    return f"{_format_objects(outcome.deleted, outcome.size_bytes)} deleted{aside}"
+
+
+def _format_objects(count: int, size_bytes: int) -> str:
+    return f"{shown.counted(count, 'object')}, {shown.size(size_bytes)}"
+
+
+def plan_metadata(plan: GcPlan) -> dict[str, Any]:
+    """Return what a plan would delete, and why the rest stays."""
+    rule = {name: value for name, value in plan.rule.items() if value is not None}
+    return shown.known(
+        {
+            "would be deleted": _format_objects(plan.objects, plan.size_bytes),
+            "epochs": _format_epochs(plan),
+            "arroyo/plan": plan.digest,
+            "rule": ", ".join(f"{name}: {value}" for name, value in rule.items()) or None,
+            "why the rest stays": shown.table(_stays(plan)),
+            "what goes first": shown.table(_objects(plan.data)),
+            "foreign": shown.table({"object": str(path)} for path in plan.foreign),
+            "remains of interrupted writes": len(plan.remains) or None,
+            **proof_metadata(plan),
+        }
+    )
+
+
+def _format_epochs(plan: GcPlan) -> str | None:
+    """Format which epochs go and which stay; None if no epoch goes."""
+    if not plan.epochs:
+        return None
+    from_epoch = "" if plan.keep_from is None else f", from epoch {plan.keep_from} on"
+    kept = plan.proof.epochs - len(plan.epochs)
+    return f"{len(plan.epochs):,} removed, {kept:,} kept{from_epoch}"
+
+
+def _objects(objects: Iterable[StoredObject]) -> Iterable[Mapping[str, Any]]:
+    return (
+        {"object": str(file.path), "size": format_bytes(file.size_bytes)}
+        for file in islice(objects, _OBJECTS_LISTED)
+    )
+
+
+def _stays(plan: GcPlan) -> Iterable[Mapping[str, Any]]:
+    return (
+        {"because": reason, "objects": f"{count:,}", "size": format_bytes(size)}
+        for reason, (count, size) in plan.stays.items()
+    )
+
+
+def proof_metadata(plan: GcPlan) -> dict[str, Any]:
+    """Return the proof that nothing that stays needs what would be deleted."""
+    proof = plan.proof
+    read = {
+        "root": len(proof.roots),
+        "epoch": proof.epochs,
+        "referenced file": proof.referenced,
+        "listed object": proof.listed or 0,
+    }
+    counts = (shown.counted(count, noun) for noun, count in read.items())
+    return shown.known(
+        {
+            "proof": f"read {', '.join(counts)}",
+            "arroyo/digest_of_referenced": proof.digest,
+            "arroyo/head": proof.head,
+            "arroyo/condition": proof.condition,
+        }
+    )
+
+
+def outcome_metadata(outcome: "GcOutcome") -> dict[str, Any]:
+    """Return what a run deleted, as read back; Dagster plots the numbers over time."""
+    plan = outcome.plan
+    return shown.known(
+        {
+            "deleted": _format_objects(outcome.deleted, outcome.size_bytes),
+            "epochs": _format_epochs(plan),
+            "data files": _format_files(plan),
+            "engine": "; ".join(map(str, outcome.engines)) or None,
+            "arroyo/plan": plan.digest,
+            "arroyo/journal": outcome.run and f"{plan.paths.journal}/{outcome.run}",
+            "arroyo/quarantine": outcome.quarantine,
+        }
+    )
+
+
+def _format_files(plan: GcPlan) -> str:
+    return f"{shown.counted(len(plan.data), 'file')}, {shown.size(plan.data.size_bytes)}"

@@ -19,10 +19,16 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     ends_of_arroyo,
     ends_of_endpoints,
     ends_of_managed,
+    without_secrets,
 )
-from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
-from arroyo_dagster.orchestration.pipelines.names import Key, is_key_of, key_part, with_id
-from arroyo_dagster.orchestration.pipelines.sql import without_secrets
+from arroyo_dagster.orchestration.pipelines.model import (
+    Key,
+    ListedPipeline,
+    PipelineList,
+    is_key_of,
+    key_part,
+    with_id,
+)
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.metadata.reader import BackendReader
@@ -213,7 +219,7 @@ def list_pipelines(
     if isinstance(listed, str):
         return merged(last, replace(listing, problem=listed), {}, gone)
     roots = [str(job.root) for job in listed.jobs if layout in (None, job.layout)]
-    newest, notes = _read(store, listed, roots, by_root, _half(until))
+    newest, notes = _read(store, listed, roots, by_root, (time.monotonic() + until) / 2)
     # No server knows a managed job, and the server's API is asked for each job that it lacks.
     managed = {root for root in by_root if by_root[root].managed and root in roots}
     managed |= {root for root, epoch in newest.items() if epoch.managed}
@@ -271,10 +277,6 @@ def _in_time(call: Callable[[], _T], until: float) -> _T | None:
     if errors:
         raise errors[0]
     return results[0] if results else None
-
-
-def _half(until: float) -> float:
-    return (time.monotonic() + until) / 2
 
 
 def _paths(root: str) -> JobPaths:

@@ -1,6 +1,6 @@
 """Assets that change the state of one stopped Arroyo job: how they plan, execute and report."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,11 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.compaction.assets import published_events
 from arroyo_dagster.orchestration.failures import failure_of
-from arroyo_dagster.orchestration.launchpad import LaunchpadConfig
 from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import asset_job
 from arroyo_dagster.orchestration.serving import Turn
-from arroyo_dagster.orchestration.settings import configured, setting_field
-from arroyo_dagster.orchestration.surgery.rendering import outcome_metadata, plan_metadata
+from arroyo_dagster.orchestration.settings import LaunchpadConfig, configured, setting_field
 from arroyo_dagster.orchestration.translator import SPARK, Names
 from arroyo_dagster.redaction import without_secrets
 from arroyo_dagster.state.model.leases import LeaseSettings
@@ -246,3 +244,59 @@ def _format_plan(plan: "EditPlan") -> str:
     if plan.why_not is not None:
         return f"{text}, not now: {without_secrets(plan.why_not)}"
     return f"{text}. Next: run it with `execute: true` and this digest as `approve`"
+
+
+# ---- metadata of a planned or executed change of a job's state -----------------------------------
+
+
+def plan_metadata(plan: "EditPlan") -> dict[str, Any]:
+    """Return what becomes of each table, what outputs will show, and the digest to approve."""
+    return shown.known(
+        {
+            "arroyo/plan": plan.digest,
+            "job": str(plan.paths.root),
+            "epoch": int(plan.epoch),
+            "operation": plan.edit.name,
+            "why not": None if plan.why_not is None else without_secrets(plan.why_not),
+            "tables": shown.table(
+                {
+                    "operator": table.operator,
+                    "table": table.table,
+                    "action": table.action.value,
+                    "files": len(table.files),
+                    "takes the state of": table.source,
+                    "reason": table.reason,
+                }
+                for table in plan.tables
+            ),
+            "seen twice": _texts(plan.duplicate_outputs),
+            "never seen": _texts(plan.missing_outputs),
+            "not known": _texts(plan.unknown),
+            "preconditions": shown.table(
+                {
+                    "precondition": precondition.name,
+                    "met": precondition.met,
+                    "evidence": without_secrets(precondition.evidence),
+                }
+                for precondition in plan.preconditions
+            ),
+        }
+    )
+
+
+def outcome_metadata(outcome: "EditOutcome") -> dict[str, Any]:
+    """Return what was done, and the record that undoes it."""
+    return {
+        **plan_metadata(outcome.plan),
+        "arroyo/record": str(outcome.record),
+        "metadata objects": shown.table(
+            {"object": path, "sha256 before": before, "sha256 after": after}
+            for path, (before, after) in outcome.objects.items()
+        ),
+        "unlisted files": len(outcome.unlisted),
+        "undo": f"arroyo-state undo {outcome.plan.paths.root} --yes",
+    }
+
+
+def _texts(texts: Iterable[str]) -> Any:
+    return shown.table({"what": text} for text in texts)

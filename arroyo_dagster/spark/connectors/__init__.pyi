@@ -1,3 +1,3 @@
+from .binding import SparkSource as SparkSource
 from .kafka import KafkaSink as KafkaSink
 from .sink import SparkSink as SparkSink
-from .source import SparkSource as SparkSource

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.spark.holders.channel import (
+from arroyo_dagster.spark.holders.messages import (
     ALIVE,
     CHUNKS,
     ERROR,
@@ -16,10 +16,11 @@ from arroyo_dagster.spark.holders.channel import (
     WORK,
     Channel,
     HolderAddress,
+    Meeting,
+    RemoteFailure,
     connect,
     greet,
 )
-from arroyo_dagster.spark.holders.messages import Meeting, RemoteFailure
 
 
 class HungError(TimeoutError):

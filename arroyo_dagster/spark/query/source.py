@@ -13,7 +13,7 @@ orders = spark.read.format("arroyo").load('s3://bucket/arroyo', table='"shop/mai
 | `table` | the name of a table, as in SQL; a metadata table, too |
 | `epoch`, `at` | an epoch by its number, `latest`, or a time; default: the newest visible one |
 | `raw` | `true`: every stored row, with the file that holds it |
-| `changes` | `true`: what changed from epoch to epoch, also as a stream; see `changes.py` |
+| `changes` | `true`: what changed from epoch to epoch, also as a stream; see `TableChanges` |
 | `partitions` | into how many partitions a table is divided; default: 8 |
 | `unsigned`, `nanos` | see `TypeOptions` |
 | `store.NAME` | an option of the store's client |
@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,15 +47,14 @@ from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend 
     LessThanOrEqual,
 )
 
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.query.changes import ChangesReader, ChangesStream, TableChanges
-from arroyo_dagster.spark.query.columns import AskedColumns
+from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch
+from arroyo_dagster.state.operations.query.diff import CHANGE, Change, diff_tables
 from arroyo_dagster.state.operations.query.metadata_tables import find_metadata
 from arroyo_dagster.state.operations.query.names import not_found, parse_name
-from arroyo_dagster.state.operations.query.scans import ScanRequest
-from arroyo_dagster.state.operations.query.state import open_state
+from arroyo_dagster.state.operations.query.scans import WRITTEN_EPOCH, ScanRequest
+from arroyo_dagster.state.operations.query.state import StateCatalog, StateJob, open_state
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Comparison, bind
 
@@ -306,3 +306,194 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Decimal) and value == value.to_integral_value():
         return int(value)
     return bytes(value) if isinstance(value, bytearray) else value
+
+
+# ---- changes -------------------------------------------------------------------------------------
+# The changes of a table, epoch by epoch, as a stream of Spark: a source with `changes=true`.
+#
+# ```python
+# changes = (
+#     spark.readStream.format("arroyo")
+#     .options(table='"shop/main".join_2."left"', changes="true")
+#     .load("s3://bucket/arroyo")
+# )
+# ```
+#
+# The rows have two more columns: `_change`, as of `Change`, and `_epoch`, in which they changed.
+# The first batch holds all rows of the newest epoch as inserted; with the option `epoch`, the
+# changes behind that epoch. Each batch ends at the newest visible epoch.
+
+EPOCH = WRITTEN_EPOCH
+_NOTHING = Epoch(0)
+"""The epoch before the first one: it has no rows."""
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """The changes of one table of a job.
+
+    Attributes:
+        newest_table: the table at the epoch that was the newest when the read was planned.
+        first: the epoch before the first changes; None = none: all rows of the newest epoch are
+            inserted.
+        partitions: into how many partitions those rows are divided.
+    """
+
+    state: StateCatalog
+    newest_table: EpochTable
+    first: Epoch | None
+    types: TypeOptions
+    partitions: int
+
+    @property
+    def job(self) -> StateJob:
+        """The job."""
+        return StateJob(self.state, self.newest_table.paths)
+
+    def table(self, epoch: Epoch) -> EpochTable:
+        """Return the table at an epoch.
+
+        Raises:
+            NotFoundError: the epoch was collected, or has no such table.
+        """
+        name = self.newest_table.name
+        assert name.operator is not None
+        try:
+            state_epoch = self.job.epoch(epoch)
+        except NotFoundError as error:
+            error.next_step = (
+                "pin the epochs that a stream has not read yet, or begin anew: with another "
+                "checkpoint location, which reads the newest epoch whole"
+            )
+            raise
+        return state_epoch.table(name.operator, name.table)
+
+    def newest(self) -> Epoch:
+        """Return the newest visible epoch; 0 = there is none."""
+        return max(self.job.epochs(), default=_NOTHING)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the newest epoch, and `_change` and `_epoch`."""
+        columns = self.newest_table.schema
+        for name in (CHANGE, EPOCH):
+            if name in columns.names:
+                raise InputError(
+                    f"the table has a column {name} of its own", table=str(self.newest_table.name)
+                )
+        return columns.append(pa.field(CHANGE, pa.string(), nullable=False)).append(
+            pa.field(EPOCH, pa.int64(), nullable=False)
+        )
+
+    def steps(self, after: Epoch, until: Epoch) -> list[EpochStep]:
+        """Return the steps from epoch to epoch that lead from one to another."""
+        if after == until:
+            return []
+        if after == _NOTHING:
+            requests = self.table(until).splits(self.partitions)
+            return [EpochStep(_NOTHING, until, request) for request in requests]
+        numbers = [number for number in self.job.epochs() if after < number < until]
+        return [EpochStep(*pair) for pair in pairwise([after, *numbers, until])]
+
+    def rows(self, step: EpochStep) -> Iterator[pa.Table]:
+        """Yield the changes of a step, with all columns.
+
+        Raises:
+            NotFoundError: an epoch was collected.
+            InputError: the columns of the table changed.
+        """
+        after = self.table(step.after)
+        if step.request is None:
+            changes = diff_tables(self.table(step.before), after).changes
+            yield changes.append_column(EPOCH, pa.repeat(int(step.after), changes.num_rows))
+            return
+        for rows in after.read(step.request):
+            kind = pa.repeat(Change.INSERTED.value, rows.num_rows)
+            with_kind = rows.append_column(CHANGE, kind)
+            yield with_kind.append_column(EPOCH, pa.repeat(int(step.after), rows.num_rows))
+
+
+class EpochStep(InputPartition):
+    """From one epoch to the next; with a request, a share of the rows of the second."""
+
+    def __init__(self, before: Epoch, after: Epoch, request: ScanRequest | None = None) -> None:
+        super().__init__(None)
+        self.before = before
+        self.after = after
+        self.request = request
+
+
+class _StepReader:
+    """Reads the steps of a table's changes."""
+
+    def __init__(self, changes: TableChanges, asked: Mapping[str, bool]) -> None:
+        self._changes = changes
+        self._columns = AskedColumns(changes.schema, changes.types, asked)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a step."""
+        assert isinstance(partition, EpochStep)
+        for rows in self._changes.rows(partition):
+            yield from self._columns.batches(rows.select(list(self._columns.places)))
+
+
+class ChangesReader(_StepReader, DataSourceReader):
+    """Reads the changes up to the newest epoch once."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the steps."""
+        changes = self._changes
+        return changes.steps(changes.first or _NOTHING, changes.newest())
+
+
+class ChangesStream(_StepReader, DataSourceStreamReader):
+    """Reads changes as epochs come. An offset is the last epoch that was read: `{"epoch": 12}`."""
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Return where a new query begins."""
+        return {"epoch": int(self._changes.first or _NOTHING)}
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, int], limit: Any
+    ) -> dict[str, int]:
+        """Return the newest visible epoch: a batch reads all epochs that are there."""
+        return {"epoch": max(start["epoch"], int(self._changes.newest()))}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return the steps between two offsets."""
+        return self._changes.steps(Epoch(start["epoch"]), Epoch(end["epoch"]))
+
+
+# ---- columns -------------------------------------------------------------------------------------
+# The columns that Spark asks a source for, with the types and the nullability that it expects.
+
+
+class AskedColumns:
+    """Some columns of a schema, in the order asked for.
+
+    Args:
+        asked: the names of the columns, and whether Spark takes them for nullable.
+
+    Attributes:
+        places: their indices in the schema.
+
+    Raises:
+        NotFoundError: no such column.
+    """
+
+    def __init__(self, schema: pa.Schema, types: TypeOptions, asked: Mapping[str, bool]) -> None:
+        for name in asked:
+            if name not in schema.names:
+                raise not_found("column", name, schema.names)
+        self.places = tuple(schema.names.index(name) for name in asked)
+        fields = [schema.field(name).with_nullable(nullable) for name, nullable in asked.items()]
+        self._types = types
+        self._schema = types.schema_of(pa.schema(fields))
+
+    def batches(self, rows: pa.Table) -> list[pa.RecordBatch]:
+        """Return rows of these columns as Spark expects them."""
+        columns = self._types.convert(rows).columns
+        batches: list[pa.RecordBatch] = pa.Table.from_arrays(
+            columns, schema=self._schema
+        ).to_batches()
+        return batches

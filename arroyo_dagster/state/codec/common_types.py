@@ -60,7 +60,11 @@ class TypeOptions:
         if kind == pa.uint64():
             return pa.int64() if self.unsigned == "long" else pa.decimal128(20, 0)
         if types.is_timestamp(kind) or types.is_duration(kind):
-            return self._time_type(kind)
+            if self.nanos == "long" and kind.unit == "ns":
+                return pa.int64()
+            if pa.types.is_duration(kind):
+                return pa.int64() if self.durations == "long" else pa.duration("us")
+            return pa.timestamp("us", None if kind.tz is None else "UTC")
         if types.is_float16(kind):
             return pa.float32()
         if types.is_date64(kind):
@@ -73,16 +77,6 @@ class TypeOptions:
             return pa.binary()
         if types.is_dictionary(kind):
             return self.type_of(kind.value_type)
-        return self._nested_type(kind)
-
-    def _time_type(self, kind: pa.DataType) -> pa.DataType:
-        if self.nanos == "long" and kind.unit == "ns":
-            return pa.int64()
-        if pa.types.is_duration(kind):
-            return pa.int64() if self.durations == "long" else pa.duration("us")
-        return pa.timestamp("us", None if kind.tz is None else "UTC")
-
-    def _nested_type(self, kind: pa.DataType) -> pa.DataType:
         types = pa.types
         if types.is_struct(kind):
             return pa.struct([self._field(field) for field in kind])

@@ -129,12 +129,37 @@ def _of_values(array: pa.Array) -> _Hashes:
             hashes = _mixed(hashes * _STEP + _hashed(array.field(index)))
         return hashes
     if is_list(kind):
-        return _of_lists(array)
+        # Hash a list by its length and its elements in order; a map is a list of pairs.
+        lengths, values = list_elements(array)
+        ends = np.cumsum(lengths)
+        places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+        inner = _hashed(values)
+        powers = np.multiply.accumulate(np.full(int(lengths.max(initial=0)) + 1, _BASE))
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mixed(inner) * powers[places])])
+        return _mixed((sums[ends] - sums[ends - lengths]) ^ (lengths.astype(np.uint64) * _STEP))
     if pa.types.is_boolean(kind):
         return _spread(array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64))
     if is_text(kind):
         return _of_bytes(array)
-    return _of_fixed_width(array)
+    # Hash numbers, times, decimals and fixed-size binary by their bytes.
+    width = array.type.bit_width // 8
+    data = array.buffers()[1]
+    if data is None or not len(array):
+        return np.zeros(len(array), np.uint64)
+    if width in (1, 2, 4, 8):
+        of_width = np.dtype(f"<u{width}")
+        numbers = np.frombuffer(data, of_width, len(array), array.offset * width)
+        return _spread(numbers.astype(np.uint64, copy=False))
+    raw = np.frombuffer(data, np.uint8, len(array) * width, array.offset * width)
+    words = -(-width // _WORD)
+    padded = np.zeros((len(array), words * _WORD), np.uint8)
+    padded[:, :width] = raw.reshape(len(array), width)
+    parts = padded.view(np.uint64)
+    hashes = np.full(len(array), np.uint64(width))
+    for index in range(words):
+        hashes *= _STEP
+        hashes += _spread(parts[:, index])
+    return _spread(hashes)
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -174,28 +199,6 @@ def is_text(kind: pa.DataType) -> bool:
             pa.types.is_binary_view,
         )
     )
-
-
-def _of_fixed_width(array: pa.Array) -> _Hashes:
-    """Hash numbers, times, decimals and fixed-size binary by their bytes."""
-    width = array.type.bit_width // 8
-    data = array.buffers()[1]
-    if data is None or not len(array):
-        return np.zeros(len(array), np.uint64)
-    if width in (1, 2, 4, 8):
-        of_width = np.dtype(f"<u{width}")
-        numbers = np.frombuffer(data, of_width, len(array), array.offset * width)
-        return _spread(numbers.astype(np.uint64, copy=False))
-    raw = np.frombuffer(data, np.uint8, len(array) * width, array.offset * width)
-    words = -(-width // _WORD)
-    padded = np.zeros((len(array), words * _WORD), np.uint8)
-    padded[:, :width] = raw.reshape(len(array), width)
-    parts = padded.view(np.uint64)
-    hashes = np.full(len(array), np.uint64(width))
-    for index in range(words):
-        hashes *= _STEP
-        hashes += _spread(parts[:, index])
-    return _spread(hashes)
 
 
 def _of_bytes(array: pa.Array, rows: npt.NDArray[np.int64] | None = None) -> _Hashes:
@@ -275,14 +278,3 @@ def _of_words(
         if rows is not None:
             hashes[rows] = longer_hashes
         offset += _WORD
-
-
-def _of_lists(array: Any) -> _Hashes:
-    """Hash a list by its length and its elements in order; a map is a list of pairs."""
-    lengths, values = list_elements(array)
-    ends = np.cumsum(lengths)
-    places = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-    inner = _hashed(values)
-    powers = np.multiply.accumulate(np.full(int(lengths.max(initial=0)) + 1, _BASE))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mixed(inner) * powers[places])])
-    return _mixed((sums[ends] - sums[ends - lengths]) ^ (lengths.astype(np.uint64) * _STEP))

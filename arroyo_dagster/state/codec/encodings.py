@@ -171,13 +171,9 @@ def _pays(distinct: float, leaf: pa.ChunkedArray) -> bool:
         values = _dictionary(leaf)
         width = 4 + values.nbytes / max(1, len(values))
     else:
-        width = _width(leaf)
+        # The bytes of a plain value.
+        width = float(leaf.nbytes / max(1, len(leaf) - leaf.null_count))
     return distinct <= _REPEATING * len(leaf) and distinct * width <= DICTIONARY_BYTES
-
-
-def _width(leaf: pa.ChunkedArray) -> float:
-    """Return the bytes of a plain value."""
-    return float(leaf.nbytes / max(1, len(leaf) - leaf.null_count))
 
 
 # ---- samples -------------------------------------------------------------------------------------

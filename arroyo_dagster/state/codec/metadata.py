@@ -72,24 +72,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
         InputError: a number or a text does not fit its field.
     """
     with fitting(job=manifest.job, epoch=manifest.epoch):
-        return encoded(_manifest_message(manifest))
-
-
-def _manifest_message(manifest: Manifest) -> pb.CheckpointManifest:
-    message = pb.CheckpointManifest(
-        pipeline_id=manifest.pipeline,
-        job_id=manifest.job,
-        generation=manifest.worker_generation,
-        epoch=manifest.epoch,
-        min_epoch=manifest.min_epoch,
-        start_time=manifest.start_time_micros,
-        finish_time=manifest.finish_time_micros,
-        needs_commit=manifest.needs_commit,
-        operators=[_operator_message(operator) for operator in manifest.operators],
-        parent_checkpoint_ref=manifest.parent_ref,
-        progress=_progress_message(manifest.progress),
-    )
-    return with_unknown(message, manifest.unknown)
+        message = pb.CheckpointManifest(
+            pipeline_id=manifest.pipeline,
+            job_id=manifest.job,
+            generation=manifest.worker_generation,
+            epoch=manifest.epoch,
+            min_epoch=manifest.min_epoch,
+            start_time=manifest.start_time_micros,
+            finish_time=manifest.finish_time_micros,
+            needs_commit=manifest.needs_commit,
+            operators=[_operator_message(operator) for operator in manifest.operators],
+            parent_checkpoint_ref=manifest.parent_ref,
+            progress=_progress_message(manifest.progress),
+        )
+        return encoded(with_unknown(message, manifest.unknown))
 
 
 def decode_legacy_checkpoint(data: bytes, path: str) -> LegacyCheckpoint:
@@ -100,20 +96,16 @@ def decode_legacy_checkpoint(data: bytes, path: str) -> LegacyCheckpoint:
 def encode_legacy_checkpoint(checkpoint: LegacyCheckpoint) -> bytes:
     """Encode a legacy checkpoint, whose epochs have 32 bits. Errors as in `encode_manifest`."""
     with fitting(job=checkpoint.job, epoch=checkpoint.epoch):
-        return encoded(_legacy_message(checkpoint))
-
-
-def _legacy_message(checkpoint: LegacyCheckpoint) -> pb.CheckpointMetadata:
-    message = pb.CheckpointMetadata(
-        job_id=checkpoint.job,
-        epoch=checkpoint.epoch,
-        min_epoch=checkpoint.min_epoch,
-        start_time=checkpoint.start_time_micros,
-        finish_time=checkpoint.finish_time_micros,
-        operator_ids=checkpoint.operators,
-        progress=_progress_message(checkpoint.progress),
-    )
-    return with_unknown(message, checkpoint.unknown)
+        message = pb.CheckpointMetadata(
+            job_id=checkpoint.job,
+            epoch=checkpoint.epoch,
+            min_epoch=checkpoint.min_epoch,
+            start_time=checkpoint.start_time_micros,
+            finish_time=checkpoint.finish_time_micros,
+            operator_ids=checkpoint.operators,
+            progress=_progress_message(checkpoint.progress),
+        )
+        return encoded(with_unknown(message, checkpoint.unknown))
 
 
 def decode_operator(data: bytes, path: str) -> OperatorCheckpoint:

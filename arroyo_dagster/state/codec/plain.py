@@ -5,7 +5,7 @@ Numbers keep every digit; NaN and infinities, which JSON does not have, are text
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.state.codec.bincode.shapes import pick_variant, struct_values
@@ -14,7 +14,6 @@ from arroyo_dagster.state.model.json_fields import plain_number
 from arroyo_dagster.state.model.types import (
     UNIT,
     ArrayOf,
-    EnumOf,
     ListOf,
     MapOf,
     OptionOf,
@@ -42,7 +41,9 @@ def plain_value(value: Any, described: Type) -> Any:
     lists in the order of their representations; times and durations are texts; bytes are hex.
     """
     if isinstance(described, Primitive):
-        return _primitive(value, described.name)
+        if described.name == "bytes":
+            return bytes(value).hex()
+        return plain_number(value) if described.name in ("f32", "f64") else value
     if isinstance(described, TimeOf):
         return _time(value, described)
     if isinstance(described, OptionOf):
@@ -54,20 +55,28 @@ def plain_value(value: Any, described: Type) -> Any:
     if isinstance(described, TupleOf):
         return [plain_value(v, kind) for v, kind in zip(value, described.items, strict=True)]
     if isinstance(described, MapOf):
-        return _map(value, described)
+        # A map within a key is a frozenset of pairs.
+        items = value.items() if isinstance(value, Mapping) else value
+        pairs = [
+            (plain_value(key, described.key), plain_value(item, described.value))
+            for key, item in items
+        ]
+        if described.key in (Primitive("string"), Primitive("char")):
+            return dict(pairs)
+        return [list(pair) for pair in pairs]
     if isinstance(described, StructOf):
         values = struct_values(value, described)
         return {
             field.name: plain_value(item, field.type)
             for field, item in zip(described.fields, values, strict=True)
         }
-    return _variant(value, described)
-
-
-def _primitive(value: Any, name: str) -> Any:
-    if name == "bytes":
-        return bytes(value).hex()
-    return plain_number(value) if name in ("f32", "f64") else value
+    index, payload = pick_variant(value, described)
+    variant = described.variants[index]
+    if variant.payload == UNIT or (
+        isinstance(variant.payload, StructOf) and not variant.payload.fields
+    ):
+        return variant.name
+    return {variant.name: plain_value(payload, variant.payload)}
 
 
 def _time(value: Any, described: TimeOf) -> str:
@@ -77,27 +86,6 @@ def _time(value: Any, described: TimeOf) -> str:
         if described.name == "duration"
         else format_moment(nanos, "ns", "Z")
     )
-
-
-def _map(value: Any, described: MapOf) -> Any:
-    # A map within a key is a frozenset of pairs.
-    items = value.items() if isinstance(value, Mapping) else value
-    pairs = [
-        (plain_value(key, described.key), plain_value(item, described.value)) for key, item in items
-    ]
-    if described.key in (Primitive("string"), Primitive("char")):
-        return dict(pairs)
-    return [list(pair) for pair in pairs]
-
-
-def _variant(value: Any, described: EnumOf) -> Any:
-    index, payload = pick_variant(value, described)
-    variant = described.variants[index]
-    if variant.payload == UNIT or (
-        isinstance(variant.payload, StructOf) and not variant.payload.fields
-    ):
-        return variant.name
-    return {variant.name: plain_value(payload, variant.payload)}
 
 
 # ---- rows ----------------------------------------------------------------------------------------
@@ -139,7 +127,20 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
 
     kind = scalar.type
     if types.is_temporal(kind):
-        return _temporal(scalar, kind)
+        from pyarrow import types
+
+        if types.is_interval(kind):
+            months, days, nanos = scalar.as_py()
+            return {"months": months, "days": days, "nanoseconds": nanos}
+        count = scalar.value
+        if types.is_timestamp(kind):
+            return format_moment(count, kind.unit, "Z" if kind.tz else "")
+        if types.is_duration(kind):
+            return format_span(count, kind.unit)
+        if types.is_time(kind):
+            return format_moment(count, kind.unit, "").partition("T")[2]
+        days = count // 86_400_000 if types.is_date64(kind) else count
+        return format_moment(days * 86_400, "s", "").partition("T")[0]
     if types.is_floating(kind):
         return plain_number(float(scalar.as_py()))
     if types.is_decimal(kind):
@@ -150,7 +151,7 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
     if types.is_map(kind):
         return [[plain_scalar(entry[0]), plain_scalar(entry[1])] for entry in scalar.values]
     if types.is_nested(kind):
-        return _items(scalar.values)
+        return [plain_scalar(item) for item in scalar.values]
     if types.is_dictionary(kind):
         return plain_scalar(scalar.value)
     try:
@@ -158,24 +159,3 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
     except UnicodeDecodeError:
         return {"hex": scalar.as_buffer().to_pybytes().hex()}
     return value.hex() if isinstance(value, bytes) else value
-
-
-def _items(values: Iterable[pa.Scalar]) -> list[Any]:
-    return [plain_scalar(item) for item in values]
-
-
-def _temporal(scalar: pa.Scalar, kind: pa.DataType) -> Any:
-    from pyarrow import types
-
-    if types.is_interval(kind):
-        months, days, nanos = scalar.as_py()
-        return {"months": months, "days": days, "nanoseconds": nanos}
-    count = scalar.value
-    if types.is_timestamp(kind):
-        return format_moment(count, kind.unit, "Z" if kind.tz else "")
-    if types.is_duration(kind):
-        return format_span(count, kind.unit)
-    if types.is_time(kind):
-        return format_moment(count, kind.unit, "").partition("T")[2]
-    days = count // 86_400_000 if types.is_date64(kind) else count
-    return format_moment(days * 86_400, "s", "").partition("T")[0]

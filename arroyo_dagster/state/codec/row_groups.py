@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.codec.bounded import check_rows, read_groups
 from arroyo_dagster.state.codec.parquet import (
     check_chunks,
     check_footer,
+    check_rows,
     decoding,
     open_pages,
+    read_groups,
     rows_at_once,
     source_size,
     state_version,

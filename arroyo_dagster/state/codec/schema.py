@@ -5,6 +5,8 @@ Source: crates/arroyo-rpc/src/df.rs, `ArroyoSchema`; arrow-schema 55.2 with its 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state.codec.interval_types import interval_type, interval_unit
 from arroyo_dagster.state.model.tables import (
     GENERATION_COLUMN,
     KEY_HASH_COLUMN,
@@ -280,10 +281,6 @@ def _type(value: Any, *, ordered: bool = False) -> pa.DataType:
         return interval
     if name == "FixedSizeBinary":
         return pa.binary(inner)
-    return _nested_type(name, inner, ordered=ordered)
-
-
-def _nested_type(name: str, inner: Any, *, ordered: bool) -> pa.DataType:
     if name in _LIST_OF:
         return _LIST_OF[name](_field(inner))
     if name == "FixedSizeList":
@@ -374,3 +371,57 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
         values = _without_views(kind.value_type)
         return pa.dictionary(kind.index_type, values, kind.ordered)
     return kind
+
+
+# ---- interval types ------------------------------------------------------------------------------
+# Two Arrow types that pyarrow supports but cannot construct: intervals of months, and of days.
+#
+# They are imported through Arrow's C data interface, as from any other library.
+
+_FORMATS = {"YearMonth": b"tiM", "DayTime": b"tiD"}
+"""By the unit's name in the JSON form of a schema."""
+
+
+class _CSchema(ctypes.Structure):
+    """`struct ArrowSchema` of the C data interface."""
+
+
+_Release = ctypes.CFUNCTYPE(None, ctypes.POINTER(_CSchema))
+_CSchema._fields_ = [
+    ("format", ctypes.c_char_p),
+    ("name", ctypes.c_char_p),
+    ("metadata", ctypes.c_char_p),
+    ("flags", ctypes.c_int64),
+    ("n_children", ctypes.c_int64),
+    ("children", ctypes.c_void_p),
+    ("dictionary", ctypes.c_void_p),
+    ("release", _Release),
+    ("private_data", ctypes.c_void_p),
+]
+
+
+def _take_out(schema: Any) -> None:
+    # Releasing a structure means clearing its callback; no memory was allocated for it.
+    schema.contents.release = _Release()
+
+
+_RELEASE = _Release(_take_out)
+
+
+@functools.cache
+def interval_type(unit: str) -> pa.DataType | None:
+    """Return the interval type of a unit (`YearMonth`, `DayTime`, `MonthDayNano`), or None."""
+    if unit == "MonthDayNano":
+        return pa.month_day_nano_interval()
+    if unit not in _FORMATS:
+        return None
+    schema = _CSchema(format=_FORMATS[unit], name=b"", release=_RELEASE)
+    return pa.DataType._import_from_c(ctypes.addressof(schema))
+
+
+def interval_unit(kind: pa.DataType) -> str | None:
+    """Return the unit of an interval type; None for any other type."""
+    for unit in ("MonthDayNano", *_FORMATS):
+        if kind == interval_type(unit):
+            return unit
+    return None

@@ -30,7 +30,16 @@ def write_legacy_checkpoint(reader: BackendReader, checkpoint: LegacyCheckpoint)
     _check_complete(reader, checkpoint)
     path = reader.paths.legacy_metadata(checkpoint.epoch)
     if not reader.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
-        _rewrite_min_epoch(reader, path, checkpoint)
+        stored = reader.objects.read(path, metadata.decode_legacy_checkpoint)
+        if replace(stored, min_epoch=checkpoint.min_epoch) != checkpoint:
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} belongs to another checkpoint",
+                job=reader.paths.job,
+                path=path,
+                next_step="start the job again: it continues from the existing epoch",
+            )
+        if stored != checkpoint:
+            reader.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
     return path
 
 
@@ -56,18 +65,3 @@ def _check_complete(reader: BackendReader, checkpoint: LegacyCheckpoint) -> None
                 operator=name,
                 next_step="write the merged metadata of every operator first",
             )
-
-
-def _rewrite_min_epoch(
-    reader: BackendReader, path: StatePath, checkpoint: LegacyCheckpoint
-) -> None:
-    stored = reader.objects.read(path, metadata.decode_legacy_checkpoint)
-    if replace(stored, min_epoch=checkpoint.min_epoch) != checkpoint:
-        raise ConflictError(
-            f"epoch {checkpoint.epoch} belongs to another checkpoint",
-            job=reader.paths.job,
-            path=path,
-            next_step="start the job again: it continues from the existing epoch",
-        )
-    if stored != checkpoint:
-        reader.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))

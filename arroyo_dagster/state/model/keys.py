@@ -6,17 +6,6 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import InputError
 
-__all__ = [
-    "MAX_PARALLELISM",
-    "MAX_ROUTING_KEY",
-    "MOST_SUBTASKS",
-    "KeyRange",
-    "check_subtasks",
-    "key_range_size",
-    "range_for_server",
-    "server_for_hash",
-]
-
 MAX_ROUTING_KEY = 2**64 - 1
 """The greatest routing key; the smallest is 0."""
 

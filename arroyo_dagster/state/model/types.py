@@ -13,52 +13,6 @@ from typing import Annotated, Any, Literal, NewType, TypeAlias, Union, get_args,
 
 from arroyo_dagster.errors import FormatError, InputError
 
-__all__ = [
-    "BOOL",
-    "BYTES",
-    "F32",
-    "F64",
-    "I8",
-    "I16",
-    "I32",
-    "I64",
-    "I128",
-    "MAX_DEPTH",
-    "PRIMITIVES",
-    "STRING",
-    "U8",
-    "U16",
-    "U32",
-    "U64",
-    "U128",
-    "UNIT",
-    "ArrayOf",
-    "Char",
-    "DurationNanos",
-    "EnumOf",
-    "Field",
-    "ISize",
-    "ListOf",
-    "MapOf",
-    "OptionOf",
-    "Primitive",
-    "SetOf",
-    "StructOf",
-    "SystemTimeNanos",
-    "TimeOf",
-    "TupleOf",
-    "Type",
-    "TypeJson",
-    "USize",
-    "Variant",
-    "describe",
-    "enum_of",
-    "from_json",
-    "same_layout",
-    "to_json",
-    "without_classes",
-]
-
 PRIMITIVES = (
     *("u8", "u16", "u32", "u64", "u128", "usize"),
     *("i8", "i16", "i32", "i64", "i128", "isize"),
@@ -294,7 +248,12 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
     inside = (*within, python_type)
     origin, args = get_origin(python_type), get_args(python_type)
     if origin is Annotated:
-        return _describe_annotated(python_type, inside)
+        plain, *marks = get_args(python_type)
+        for mark in reversed(marks):
+            # `Annotated[int, U32]` means the same as `U32`.
+            if isinstance(mark, Type) or get_origin(mark) is Annotated:
+                return _describe(mark, inside)
+        return _describe(plain, inside)
     if origin is not None:
         described = _describe_generic(origin, args, inside)
         if described is not None:
@@ -311,15 +270,6 @@ def _describe(python_type: Any, within: tuple[Any, ...]) -> Type:
         f"values of the type {_type_text(python_type)} cannot be encoded",
         next_step=f"use {_ALLOWED}",
     )
-
-
-def _describe_annotated(python_type: Any, inside: tuple[Any, ...]) -> Type:
-    plain, *marks = get_args(python_type)
-    for mark in reversed(marks):
-        # `Annotated[int, U32]` means the same as `U32`.
-        if isinstance(mark, Type) or get_origin(mark) is Annotated:
-            return _describe(mark, inside)
-    return _describe(plain, inside)
 
 
 def _describe_generic(origin: Any, args: tuple[Any, ...], inside: tuple[Any, ...]) -> Type | None:

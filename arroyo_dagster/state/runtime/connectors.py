@@ -52,13 +52,6 @@ class RowRange:
     end: int
 
 
-def row_splits(start: Offset, end: Offset, splits: int) -> list[RowRange]:
-    """Divide the rows between two offsets `{"row": n}` into about equal ranges, in order."""
-    first, last = int(start["row"]), int(end["row"])
-    step = -(-(last - first) // splits) if last > first else 1
-    return [RowRange(begin, min(begin + step, last)) for begin in range(first, last, step)]
-
-
 _HEAD_ROWS = 1000
 """A position has a digest of so many rows, from the beginning."""
 
@@ -140,7 +133,10 @@ class RowSource(Source):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[RowRange]:
         """Return ranges of about equal size."""
-        return row_splits(start, end, self._splits)
+        # Divide the rows between two offsets `{"row": n}` into about equal ranges, in order.
+        first, last = int(start["row"]), int(end["row"])
+        step = -(-(last - first) // self._splits) if last > first else 1
+        return [RowRange(begin, min(begin + step, last)) for begin in range(first, last, step)]
 
     def exhausted(self, offset: Offset) -> bool:
         """Whether the last row has been read."""
@@ -347,7 +343,8 @@ class FolderSink(BufferingSink):
         written = store.head(staged[0]) if sweep else None
         concurrently(lambda path: _copy(store, path, _final(path)), staged)
         # Only now, so that a commit that is repeated still finds what it has not copied.
-        _delete_staged(store, staged)
+        for start in range(0, len(staged), BATCH):
+            store.delete_many(staged[start : start + BATCH])
         if written is not None:
             self._has_committed = True
             remove_left_staged(store, written, epoch, parse_staged_name)
@@ -420,8 +417,3 @@ def _copy(store: ObjectStore, staged: StatePath, final: StatePath) -> None:
                 next_step="look for it in backups of the folder; the checkpoint stays in state "
                 "committing",
             ) from error
-
-
-def _delete_staged(store: ObjectStore, staged: Sequence[StatePath]) -> None:
-    for start in range(0, len(staged), BATCH):
-        store.delete_many(staged[start : start + BATCH])

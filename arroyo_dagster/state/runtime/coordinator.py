@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import (
+    ArroyoStateError,
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.metadata.backend import Started, StateBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
+    LegacyCheckpoint,
+    Manifest,
     OperatorCheckpoint,
     RunProgress,
     SubtaskCheckpoint,
@@ -28,11 +40,10 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.restore.recovery import legacy_state
 from arroyo_dagster.state.runtime.merged_files import MergedFiles
 from arroyo_dagster.state.runtime.operators import Offset, registered
 from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.publisher import EpochPublisher
-from arroyo_dagster.state.runtime.run_retention import RunRetention
 from arroyo_dagster.state.runtime.source_state import SourceBackend, SourceState, source_tables
 from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.runtime.stop_requests import requested_stop
@@ -415,3 +426,142 @@ def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
         for name, node in pipeline.sources.items()
     )
     return newest if ended else None
+
+
+# ---- publish an epoch, in both layouts -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPublisher:
+    """Writes the metadata of epochs."""
+
+    backend: StateBackend
+
+    def publish(
+        self,
+        plan: EpochPlan,
+        operators: Sequence[OperatorCheckpoint],
+        base: Checkpoint | None,
+        progress: RunProgress,
+    ) -> Checkpoint:
+        """Write the metadata of an epoch: from now on it exists.
+
+        Args:
+            base: the previous epoch; None for the first.
+
+        Raises:
+            ConflictError: another run owns the epoch, or a newer run was started.
+        """
+        if plan.generation is None:
+            return self._publish_legacy(plan, operators, progress)
+        manifest = self.manifest(plan, operators, base, progress)
+        published = self.backend.publish(manifest)
+        state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
+        return as_checkpoint(manifest, published.ref, state)
+
+    def _publish_legacy(
+        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: RunProgress
+    ) -> Checkpoint:
+        """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
+        if self.backend.exists(plan.epoch):
+            raise ConflictError(
+                f"epoch {plan.epoch} already exists: another run wrote it",
+                job=self.backend.paths.job,
+                next_step="start the job again: it continues from that epoch; nothing was written",
+            )
+        for operator in operators:
+            self.backend.write_operator_checkpoint_metadata(operator)
+        head = LegacyCheckpoint(
+            job=self.backend.paths.job,
+            epoch=plan.epoch,
+            min_epoch=plan.min_epoch,
+            start_time_micros=min(operator.start_time_micros for operator in operators),
+            finish_time_micros=self.backend.clock(),
+            operators=tuple(operator.operator for operator in operators),
+            progress=progress,
+        )
+        path = self.backend.write_checkpoint_metadata(head)
+        state = legacy_state(head, operators, committed=False)
+        return legacy_checkpoint(head, operators, path, state)
+
+    def manifest(
+        self,
+        plan: EpochPlan,
+        operators: Sequence[OperatorCheckpoint],
+        base: Checkpoint | None,
+        progress: RunProgress,
+    ) -> Manifest:
+        """Return the manifest of an epoch in the protocol layout; arguments as of `publish`."""
+        paths = self.backend.paths
+        assert paths.pipeline is not None
+        assert plan.generation is not None
+        return Manifest(
+            pipeline=paths.pipeline,
+            job=paths.job,
+            worker_generation=plan.generation,
+            epoch=plan.epoch,
+            min_epoch=plan.min_epoch,
+            start_time_micros=min(operator.start_time_micros for operator in operators),
+            finish_time_micros=self.backend.clock(),
+            needs_commit=any(operator.needs_commit for operator in operators),
+            operators=tuple(operators),
+            parent_ref=base.ref if base else None,
+            progress=progress,
+        )
+
+
+# ---- deletion of expired epochs by the run that writes new ones ----------------------------------
+
+_LOG = logging.getLogger(__name__)
+CLEANUP_EVERY_EPOCHS = 4
+
+
+class RunRetention:
+    """The retention of one run. A failure of the store does not stop the run.
+
+    Attributes:
+        failures: how often expired epochs could not be deleted.
+        overdue_epochs: how many of them the last failure left; 0 once retention has succeeded.
+    """
+
+    def __init__(self, pipeline: Pipeline, backend: StateBackend) -> None:
+        self._pipeline = pipeline
+        self._backend = backend
+        self.failures = 0
+        self.overdue_epochs = 0
+        self._failed_in_a_row = 0
+
+    def expire(self, plan: EpochPlan) -> None:
+        """Delete the epochs before the oldest one to keep, if a cleanup is due.
+
+        Raises:
+            ConflictError: a newer run was started.
+        """
+        # Retry at once only after the first failure: a lasting one must not slow every epoch.
+        retries = self._failed_in_a_row == 1
+        due = plan.epoch % CLEANUP_EVERY_EPOCHS == 0 or plan.then_stop or retries
+        if self._pipeline.keep_epochs is None or not due or plan.min_epoch <= 1:
+            return
+        try:
+            self._backend.cleanup_checkpoint(plan.min_epoch)
+        except ConflictError:
+            raise
+        except ArroyoStateError as error:
+            self._report_overdue(plan.min_epoch, error)
+        else:
+            self.overdue_epochs = self._failed_in_a_row = 0
+
+    def _report_overdue(self, min_epoch: Epoch, error: ArroyoStateError) -> None:
+        """Count and log the epochs left for the next attempt; the epoch just written exists."""
+        self.failures += 1
+        self._failed_in_a_row += 1
+        with contextlib.suppress(StorageError, NotFoundError):
+            left = self._backend.every_epoch()
+            self.overdue_epochs = sum(epoch < min_epoch for epoch in left)
+        _LOG.warning(
+            "retention of job %s failed; %d epochs before epoch %d stay until the next attempt: %s",
+            self._pipeline.paths.root,
+            self.overdue_epochs,
+            min_epoch,
+            error,
+        )

@@ -151,18 +151,15 @@ class OpenDeltaTable(OpenTable):
 
         try:
             if added_columns:
-                self._add_columns(added_columns)
+                from deltalake import Schema
+
+                fields = Schema.from_arrow(pa.schema(added_columns)).fields
+                self._table.alter.add_columns(list(fields))
             self._append(files, token, epoch)
         except CommitFailedError as error:
             raise OvertakenError from error
         except (DeltaError, OSError) as error:
             raise _failed(self._name, error) from redacted_cause(error)
-
-    def _add_columns(self, columns: Sequence[pa.Field]) -> None:
-        from deltalake import Schema
-
-        fields = Schema.from_arrow(pa.schema(columns)).fields
-        self._table.alter.add_columns(list(fields))
 
     def _append(self, files: Sequence[AddedFile], token: CommitToken, epoch: int) -> None:
         from deltalake import CommitProperties, Transaction

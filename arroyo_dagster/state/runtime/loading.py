@@ -26,7 +26,15 @@ def load_pipeline(target: str) -> Pipeline:
         lambda module: {"pipelines": _pipelines_in(module) or "none"},
     )
     if callable(pipeline) and not isinstance(pipeline, Pipeline):
-        pipeline = _called(pipeline, target)
+        try:
+            inspect.signature(pipeline).bind()
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"it cannot be called without arguments ({error})",
+                given=target,
+                next_step="name a Pipeline, or a function without arguments that returns one",
+            ) from error
+        pipeline = pipeline()
     if not isinstance(pipeline, Pipeline):
         raise InputError(
             f"it is of type {type(pipeline).__name__}, not a Pipeline",
@@ -108,18 +116,6 @@ def _gives_pipeline(one: object) -> bool:
     signature = inspect.signature(one)
     optional = all(p.default is not p.empty for p in signature.parameters.values())
     return optional and signature.return_annotation in (Pipeline, "Pipeline")
-
-
-def _called(function: Callable[..., Any], target: str) -> object:
-    try:
-        inspect.signature(function).bind()
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"it cannot be called without arguments ({error})",
-            given=target,
-            next_step="name a Pipeline, or a function without arguments that returns one",
-        ) from error
-    return function()
 
 
 def _import(where: str) -> object:

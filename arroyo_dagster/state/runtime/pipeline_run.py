@@ -178,15 +178,12 @@ class PipelineRun(ABC):
             idle = done is None and not follow
             if self.exhausted or stop or idle or (last and done is not None):
                 self.job.stop_done()
-                return self._outcome(count)
+                return RunOutcome(
+                    epochs=count,
+                    newest=self.job.base,
+                    exhausted=self.exhausted,
+                    retention_failures=self.job.retention.failures,
+                    overdue_epochs=self.job.retention.overdue_epochs,
+                )
             if done is None:
                 time.sleep(_IDLE_SECONDS)
-
-    def _outcome(self, epochs: int) -> RunOutcome:
-        return RunOutcome(
-            epochs=epochs,
-            newest=self.job.base,
-            exhausted=self.exhausted,
-            retention_failures=self.job.retention.failures,
-            overdue_epochs=self.job.retention.overdue_epochs,
-        )

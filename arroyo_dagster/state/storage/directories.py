@@ -74,7 +74,12 @@ class Directories:
             depth += 1
         self._leave(depth + 1)
         if not self._handles:
-            self._enter_root(create)
+            created = create and not os.path.isdir(self._root)
+            if created:
+                _make_directory(self._root, sync=self._synced is not None)
+            self._handles.append(os.open(self._root, _DIRECTORY))
+            if create:
+                self._sync_entry("", created, lambda: _sync_parent(self._root))
         for name in names[depth:]:
             self._enter(name, create)
         self._opened = directory
@@ -84,14 +89,6 @@ class Directories:
         while len(self._handles) > depth:
             os.close(self._handles.pop())
         del self._names[max(0, depth - 1) :]
-
-    def _enter_root(self, create: bool) -> None:
-        created = create and not os.path.isdir(self._root)
-        if created:
-            _make_directory(self._root, sync=self._synced is not None)
-        self._handles.append(os.open(self._root, _DIRECTORY))
-        if create:
-            self._sync_entry("", created, lambda: _sync_parent(self._root))
 
     def _enter(self, name: str, create: bool) -> None:
         parent, created = self._handles[-1], False

@@ -198,7 +198,21 @@ def understood(error: Exception) -> Failure:
             reason=f"no usable credentials for this store: {text}", retryable=False, next_step=_KEYS
         )
     if status is None and code is None:
-        return _unanswered(error, text)
+        # Classify a failure without an answer of the store.
+        if isinstance(error, PermissionError):
+            return Failure(reason=f"permission denied: {text}", retryable=False, next_step=_RIGHTS)
+        number = error.errno if isinstance(error, OSError) else None
+        if number in _LASTING:
+            step = _LASTING_STEPS.get(number)
+            return Failure(reason=f"{_LASTING[number]}: {text}", retryable=False, next_step=step)
+        whole = f"{type(error).__name__} {error}"
+        if _TIMED_OUT.search(whole):
+            reason = f"the store did not answer in time: {text}"
+            return Failure(reason=reason, retryable=True, next_step=_AGAIN)
+        if _UNREACHABLE.search(whole):
+            reason = f"the store cannot be reached: {text}"
+            return Failure(reason=reason, retryable=True, next_step=_REACH)
+        return Failure(reason=f"the store failed: {text}", retryable=True, next_step=_AGAIN)
     failure = _answered(status or 0, code or "", f"{answer}: {text}")
     reason, retryable, step = failure
     return Failure(reason=reason, retryable=retryable, next_step=step, status=status, code=code)
@@ -221,24 +235,6 @@ def _answered(status: int, code: str, said: str) -> tuple[str, bool, str | None]
     if status in (408, 409) or _BUSY.search(code):
         return f"the store was busy with another request ({said})", True, _AGAIN
     return f"the store refused the request ({said})", False, None
-
-
-def _unanswered(error: Exception, text: str) -> Failure:
-    """Classify a failure without an answer of the store."""
-    if isinstance(error, PermissionError):
-        return Failure(reason=f"permission denied: {text}", retryable=False, next_step=_RIGHTS)
-    number = error.errno if isinstance(error, OSError) else None
-    if number in _LASTING:
-        step = _LASTING_STEPS.get(number)
-        return Failure(reason=f"{_LASTING[number]}: {text}", retryable=False, next_step=step)
-    whole = f"{type(error).__name__} {error}"
-    if _TIMED_OUT.search(whole):
-        reason = f"the store did not answer in time: {text}"
-        return Failure(reason=reason, retryable=True, next_step=_AGAIN)
-    if _UNREACHABLE.search(whole):
-        reason = f"the store cannot be reached: {text}"
-        return Failure(reason=reason, retryable=True, next_step=_REACH)
-    return Failure(reason=f"the store failed: {text}", retryable=True, next_step=_AGAIN)
 
 
 def _answer(error: BaseException | None) -> tuple[int | None, str | None]:

@@ -199,15 +199,6 @@ class ExpiringTimeKeyTableCheckpointer:
             ],
             pa.binary(),
         )
-        hashed = self._hashed(rows)
-        columns = [*rows.columns, pa.chunked_array([hashed]), operations]
-        stored = pa.Table.from_arrays(columns, schema=self._table.file_schema)
-        if cutoff > 0:
-            times = rows.column(self._table.timestamp_index)
-            stored = stored.filter(not_older(times, cutoff))
-        return stored
-
-    def _hashed(self, rows: pa.Table) -> pa.Array:
         indices = self._table.config.schema.hashed_indices
         hashed = key_hashes([rows.column(index) for index in indices], rows=rows.num_rows)
         strangers = pc.sum(pc.invert(in_range(hashed, self._files.keys))).as_py() or 0
@@ -218,7 +209,12 @@ class ExpiringTimeKeyTableCheckpointer:
                 keys=[self._table.memory_schema.field(index).name for index in indices],
                 next_step="key the operator's input by the key columns of the table",
             )
-        return hashed
+        columns = [*rows.columns, pa.chunked_array([hashed]), operations]
+        stored = pa.Table.from_arrays(columns, schema=self._table.file_schema)
+        if cutoff > 0:
+            times = rows.column(self._table.timestamp_index)
+            stored = stored.filter(not_older(times, cutoff))
+        return stored
 
     def finish(
         self, watermark_micros: int | None, listed: Sequence[TimeFile]

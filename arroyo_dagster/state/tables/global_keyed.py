@@ -32,10 +32,9 @@ from arroyo_dagster.state.model.types import Type, describe, without_classes
 from arroyo_dagster.state.storage.store import ObjectStore, read_many
 from arroyo_dagster.state.tables.aggregates import Aggregate, AnyArray, aggregated, combine
 from arroyo_dagster.state.tables.last_writes import REMOVED as REMOVED_VERSION
-from arroyo_dagster.state.tables.last_writes import last_writes
+from arroyo_dagster.state.tables.last_writes import decode_pair_columns, last_writes
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange, TableData
-from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 from arroyo_dagster.state.tables.table import EpochFiles
 
 K = TypeVar("K")
@@ -446,11 +445,7 @@ class GlobalKeyedView(Generic[K, V]):
         if not self._behind:
             return
         # Cleared only after all files are applied: a store failure halfway must not hide entries.
-        self._apply(self._behind)
-        self._behind = []
-
-    def _apply(self, files: Sequence[StatePath]) -> None:
-        for file in self._table.read(files):
+        for file in self._table.read(self._behind):
             for key in file.keys:
                 self._entries.decoded.pop(key, None)
             if file.values is None:
@@ -460,6 +455,7 @@ class GlobalKeyedView(Generic[K, V]):
             values = self._migrated(file)
             self._stored_versions.add(file.version)
             self._entries.encoded.update(zip(file.keys, values, strict=True))
+        self._behind = []
 
     def _migrated(self, file: GlobalKeyedFile) -> Sequence[bytes]:
         assert file.values is not None

@@ -16,13 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.codec.digest import combined_codes, value_codes
+from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.compaction import RowsDigest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import in_background, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.grouping import group_codes
-from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 
 REMOVED = -1
 """Used in place of a state version for removals."""
@@ -340,3 +341,41 @@ def _room(values: npt.NDArray[_Scalar], count: int) -> npt.NDArray[_Scalar]:
     larger: npt.NDArray[_Scalar] = np.empty(max(count, 2 * len(values)), values.dtype)
     larger[: len(values)] = values
     return larger
+
+
+# ---- data files of global keyed tables, decoded as columns ---------------------------------------
+# Source: crates/arroyo-state/src/tables/global_keyed_map.rs.
+
+
+@dataclass(frozen=True, slots=True)
+class PairColumns:
+    """One decoded file as columns of type binary: keys, and values or operations.
+
+    Attributes:
+        removals: whether it removes its keys.
+    """
+
+    keys: pa.ChunkedArray
+    seconds: pa.ChunkedArray
+    version: int
+    removals: bool
+
+
+def decode_pair_columns(data: bytes, path: StatePath) -> PairColumns:
+    """Decode one file of a global keyed table.
+
+    Raises:
+        FormatError: it has columns other than key and value (or `_operation`), or types other than
+            binary.
+    """
+    rows, version = decode_file(data, path)
+    names = rows.schema.names
+    second = "value" if "value" in names else "_operation"
+    for name in ("key", second):
+        if names.count(name) != 1 or rows.schema.field(name).type != pa.binary():
+            raise FormatError(
+                "a global keyed table has the columns key and value (or key and _operation), "
+                f"of type binary; this file has {rows.schema.to_string()}",
+                path=path,
+            )
+    return PairColumns(rows.column("key"), rows.column(second), version, removals=second != "value")

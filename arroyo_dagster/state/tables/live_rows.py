@@ -188,9 +188,13 @@ class LiveRows:
     ) -> pa.ChunkedArray:
         rows = selection.rows
         if isinstance(operation, DeleteValue):
-            return first_true(
-                equal_rows(rows, carrier, self._form.width), decode_count(operation.value)
-            )
+            # `mask` with only its first `count` true rows; None = all of them.
+            mask = equal_rows(rows, carrier, self._form.width)
+            count = decode_count(operation.value)
+            if count is None:
+                return mask
+            flags = mask.to_numpy()
+            return pa.chunked_array([pa.array(flags & (np.cumsum(flags) <= count))])
         assert not isinstance(operation, DeleteKey)  # handled by `remove_keys`
         times = rows.column(self._form.timestamp_index)
         if isinstance(operation, DeleteTimeKey):
@@ -236,14 +240,6 @@ def within(times: pa.ChunkedArray, start_nanos: int, end_nanos: int) -> pa.Chunk
     """Return which event times are at or after the start, and before the end."""
     after = pc.greater_equal(times, nanos(start_nanos))
     return pc.fill_null(pc.and_(after, pc.less(times, nanos(end_nanos))), False)
-
-
-def first_true(mask: pa.ChunkedArray, count: int | None) -> pa.ChunkedArray:
-    """Return `mask` with only its first `count` true rows; None = all of them."""
-    if count is None:
-        return mask
-    flags = mask.to_numpy()
-    return pa.chunked_array([pa.array(flags & (np.cumsum(flags) <= count))])
 
 
 def of_scalars(

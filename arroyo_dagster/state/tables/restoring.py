@@ -79,7 +79,17 @@ def restored_rows(
     """
     opened = _Opened.of(store, operator, name, managed=managed, keys=keys)
     if history or not opened.config.generational:
-        return _every_row(opened, limit)
+        if limit is None:
+            rows = opened.rows()
+            return RestoredRows(rows, rows.num_rows)
+        times = (opened.table.timestamp_index,)
+        count = 0
+        for part in opened.stream(times, batches=True):
+            if opened.managed and part.deletes:
+                rows = opened.rows()
+                return RestoredRows(rows.slice(0, limit), rows.num_rows)
+            count += opened.fresh(part, timestamp_index=0).num_rows
+        return RestoredRows(_first(opened, limit), count)
     role = role_of(opened.config, managed=managed)
     if role is Role.ROWS or opened.config.schema.hashed_indices:
         kept = _newest(opened, operator, role)
@@ -93,20 +103,6 @@ def restored_rows(
     upstream = restored(newest_of(itertools.chain([none], inspected), layout), layout, role)
     same = upstream.equals(kept)
     return RestoredRows(kept.slice(0, limit), kept.num_rows, None if same else upstream)
-
-
-def _every_row(opened: _Opened, limit: int | None) -> RestoredRows:
-    if limit is None:
-        rows = opened.rows()
-        return RestoredRows(rows, rows.num_rows)
-    times = (opened.table.timestamp_index,)
-    count = 0
-    for part in opened.stream(times, batches=True):
-        if opened.managed and part.deletes:
-            rows = opened.rows()
-            return RestoredRows(rows.slice(0, limit), rows.num_rows)
-        count += opened.fresh(part, timestamp_index=0).num_rows
-    return RestoredRows(_first(opened, limit), count)
 
 
 def _first(opened: _Opened, limit: int) -> pa.Table:

@@ -84,23 +84,20 @@ class RowsByKey(LiveRows):
         """Append rows."""
         for part in rows:
             if part.num_rows:
-                self._append(part)
-
-    def _append(self, rows: pa.Table) -> None:
-        count = rows.num_rows
-        numbers = np.arange(self._next, self._next + count)
-        self._next += count
-        self._live += count
-        self._whole = None
-        if self._index is not None:
-            _add(self._index, self._keys_of(rows), numbers)
-        self._chunks.append(_RowChunk(numbers, rows, np.ones(count, bool), count))
-        chunks = self._chunks
-        while len(chunks) > 1 and chunks[-2].live <= 2 * chunks[-1].live:
-            (first, older), (second, newer) = (chunk.kept() for chunk in chunks[-2:])
-            order = np.concatenate([first, second])
-            merged = pa.concat_tables([older, newer]).combine_chunks()
-            chunks[-2:] = [_RowChunk(order, merged, np.ones(len(order), bool), len(order))]
+                count = part.num_rows
+                numbers = np.arange(self._next, self._next + count)
+                self._next += count
+                self._live += count
+                self._whole = None
+                if self._index is not None:
+                    _add(self._index, self._keys_of(part), numbers)
+                self._chunks.append(_RowChunk(numbers, part, np.ones(count, bool), count))
+                chunks = self._chunks
+                while len(chunks) > 1 and chunks[-2].live <= 2 * chunks[-1].live:
+                    (first, older), (second, newer) = (chunk.kept() for chunk in chunks[-2:])
+                    order = np.concatenate([first, second])
+                    merged = pa.concat_tables([older, newer]).combine_chunks()
+                    chunks[-2:] = [_RowChunk(order, merged, np.ones(len(order), bool), len(order))]
 
     # ---- by key ----------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class TimeFileReader:
             rows = rows.filter(inside)
             batches = None if batches is None else batches[inside.to_numpy()]
         columns = [
-            self._column(rows, index, source)
+            self._as(self._schema.field(index).type, rows, source)
             for index, source in zip(part.columns, where.sources, strict=True)
         ]
         schema = pa.schema([self._schema.field(index) for index in part.columns])
@@ -336,9 +336,6 @@ class TimeFileReader:
             found=[f"{field.name}: {field.type}" for field in found],
             next_step="keep the file and report it; restore an epoch that does not list it",
         )
-
-    def _column(self, rows: pa.Table, at: int, source: int | None) -> pa.ChunkedArray:
-        return self._as(self._schema.field(at).type, rows, source)
 
     def _as(self, kind: pa.DataType, rows: pa.Table, source: int | None) -> pa.ChunkedArray:
         if source is None:

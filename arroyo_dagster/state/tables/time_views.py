@@ -308,7 +308,13 @@ class KeyTimeView(ExpiringTimeKeyView):
         if isinstance(self._live, RowsByKey):
             return self._live.select(scalars).rows.select(self._values)
         rows = self.rows()
-        mask = _equal_keys(rows, self._table.key_indices, scalars)
+        # Which rows have these values, as `of_scalars`, but also for nested values.
+        columns = [
+            pa.chunked_array([pa.repeat(scalar, 1), *rows.column(index).chunks], scalar.type)
+            for index, scalar in zip(self._table.key_indices, scalars, strict=True)
+        ]
+        codes = group_codes(columns, rows.num_rows + 1)
+        mask = pa.chunked_array([pa.array(codes[1:] == codes[0])])
         return rows.filter(mask).select(self._values)
 
     def keys(self) -> pa.Table:
@@ -351,7 +357,13 @@ class UncachedKeyValueView(TimeView):
         Raises:
             InputError: a name is not a column.
         """
-        places = self._named(columns)
+        names = self.schema.names
+        unknown = sorted(set(columns or ()) - set(names))
+        if unknown:
+            raise InputError(
+                f"the table has no column {unknown[0]!r}", table=self._name, columns=names
+            )
+        places = [i for i, name in enumerate(names) if columns is None or name in columns]
         if not all(part.inserts_only for part in self._stream(())):
             yield self._load(places)
             return
@@ -419,24 +431,3 @@ class UncachedKeyValueView(TimeView):
         return self._table.load(
             self._files, self._keys, cutoff_micros=self._cutoff_micros, columns=places
         )
-
-    def _named(self, columns: Sequence[str] | None) -> list[int]:
-        names = self.schema.names
-        unknown = sorted(set(columns or ()) - set(names))
-        if unknown:
-            raise InputError(
-                f"the table has no column {unknown[0]!r}", table=self._name, columns=names
-            )
-        return [i for i, name in enumerate(names) if columns is None or name in columns]
-
-
-def _equal_keys(
-    rows: pa.Table, indices: Sequence[int], scalars: Sequence[pa.Scalar]
-) -> pa.ChunkedArray:
-    """Return which rows have these values, as `of_scalars`, but also for nested values."""
-    columns = [
-        pa.chunked_array([pa.repeat(scalar, 1), *rows.column(index).chunks], scalar.type)
-        for index, scalar in zip(indices, scalars, strict=True)
-    ]
-    codes = group_codes(columns, rows.num_rows + 1)
-    return pa.chunked_array([pa.array(codes[1:] == codes[0])])

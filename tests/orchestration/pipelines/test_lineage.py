@@ -11,11 +11,11 @@ from arroyo_dagster.orchestration.pipelines.lineage import (
     ends_of_arroyo,
     ends_of_managed,
     mapped,
+    tables_of,
     without_cycles,
+    without_secrets,
 )
-from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
-from arroyo_dagster.orchestration.pipelines.names import Key
-from arroyo_dagster.orchestration.pipelines.sql import tables_of, without_secrets
+from arroyo_dagster.orchestration.pipelines.model import Key, LineageEndpoint, ListedPipeline
 from arroyo_dagster.state import TableName, global_table_config
 
 KAFKA = global_table_config(TableName("k"), "kafka offsets", key=int, value=bytes)

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from arroyo_dagster import ObjectStore, cli, open_store
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.state.operations.verify import audit
+from arroyo_dagster.state.operations.catalog import health
 from arroyo_dagster.state.planning.rules import KINDS
 from tests.fleets import Written, protocol_job
 from tests.jobs import listing, run_word_job
@@ -105,6 +105,6 @@ def test_a_job_that_cannot_be_verified_is_an_error(
     def fail(*_: object) -> None:
         raise StorageError("down")
 
-    monkeypatch.setattr(audit, "audit_job", fail)
+    monkeypatch.setattr(health, "audit_job", fail)
     found = run(url, "--level", "4")
     assert (found.exit_code, found.stdout.count("down (health-unknown)")) == (3, 2)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import cli, open_store
-from arroyo_dagster.cli.sdf import prompt
+from arroyo_dagster.cli.sdf import run as sdf_run
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.views.view import Views
 
@@ -53,7 +53,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     (tmp_path / "asked").write_text("")
 
     def run(*lines: Line, follow: bool = True, flags: tuple[str, ...] = ()) -> Result:
-        monkeypatch.setattr(prompt, "open_stdin", lambda: Typed(*lines))
+        monkeypatch.setattr(sdf_run, "open_stdin", lambda: Typed(*lines))
         more = "?follow=true" if follow else ""
         sources = [
             *("--source", f"sentences=jsonl:{tmp_path / 'sentences'}{more}"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.spark.gc_plans import plan_on
+from arroyo_dagster.spark.gc import plan_on
 from arroyo_dagster.state import (
     Epoch,
     GcRequest,

@@ -20,13 +20,11 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark.holders.channel import Channel, Secret, connect
-from arroyo_dagster.spark.holders.client import run_level
 from arroyo_dagster.spark.holders.conversation import Conversation
-from arroyo_dagster.spark.holders.messages import Meeting
-from arroyo_dagster.spark.holders.process_id import ProcessId
-from arroyo_dagster.spark.holders.slot import WorkerSlot
+from arroyo_dagster.spark.holders.messages import Channel, Meeting, Secret, connect
+from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork
+from arroyo_dagster.spark.worker import run_level
 from arroyo_dagster.state import (
     Collector,
     ObjectStore,
@@ -272,7 +270,7 @@ def test_an_epoch_that_two_tasks_ask_for_counts_once(
 ASKER = """
 import pickle, sys
 from arroyo_dagster.spark.holders import slot
-from arroyo_dagster.spark.holders.client import run_level
+from arroyo_dagster.spark.worker import run_level
 import pyarrow as pa
 work, subtask, rows, placed, meeting = pickle.load(sys.stdin.buffer)
 run_level(work.level, pickle.dumps(work), subtask, pa.py_buffer(rows), placed, meeting)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark import small_epochs
-from arroyo_dagster.spark.small_epochs import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
+from arroyo_dagster.spark import worker
+from arroyo_dagster.spark.worker import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
 from arroyo_dagster.state import MemoryStore, Pipeline, TableSource
 from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
 from tests.jobs import word_job
@@ -42,9 +42,9 @@ def test_what_is_not_small_is_left_to_workers_for_some_epochs(
         if reason == "fails":
             patched.setattr(TableSource, "read", lambda self, split: fails(split))
         elif reason == "many rows":
-            patched.setattr(small_epochs, "MOST_BYTES", 10)
+            patched.setattr(worker, "MOST_BYTES", 10)
         else:
-            patched.setattr(small_epochs, "MOST_SECONDS", -1.0)
+            patched.setattr(worker, "MOST_SECONDS", -1.0)
         assert small.read(splits) is None
     assert [small.read(splits) for _ in range(LEFT_TO_WORKERS)] == [None] * LEFT_TO_WORKERS
     assert small.read(splits) is not None

@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["bits_of", "valid_rows", "words_of"]
-
 
 def words_of(buffer: pa.Buffer | None, word: str, offset: int, count: int) -> npt.NDArray[Any]:
     """Read `count` words of the numpy type `word`, beginning with the word at index `offset`."""

@@ -29,8 +29,6 @@ from arroyo_dagster.state.model.types import (
     Type,
 )
 
-__all__ = ["RowBroken", "column_type", "decode_column"]
-
 _Rows: TypeAlias = npt.NDArray[np.int64]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _Reader: TypeAlias = "Callable[[_Cursor], pa.Array]"

@@ -89,29 +89,21 @@ def _primitive(plain: Any, name: str) -> Any:
     elif name in ("string", "char"):
         fits = isinstance(plain, str)
     elif name in ("f32", "f64"):
-        return _float(plain, described)
+        if isinstance(plain, str) and plain in _INFINITIES:
+            return _INFINITIES[plain]
+        if not isinstance(plain, int | float) or isinstance(plain, bool):
+            raise _wrong(plain, described, "a number")
+        return float(plain)
     elif name == "bytes":
-        return _bytes(plain, described)
+        try:
+            return bytes.fromhex(plain)
+        except (TypeError, ValueError):
+            raise _wrong(plain, described, "bytes in hex") from None
     else:
         fits = isinstance(plain, int) and not isinstance(plain, bool)
     if not fits:
         raise _wrong(plain, described, name)
     return plain
-
-
-def _float(plain: Any, described: Primitive) -> float:
-    if isinstance(plain, str) and plain in _INFINITIES:
-        return _INFINITIES[plain]
-    if not isinstance(plain, int | float) or isinstance(plain, bool):
-        raise _wrong(plain, described, "a number")
-    return float(plain)
-
-
-def _bytes(plain: Any, described: Primitive) -> bytes:
-    try:
-        return bytes.fromhex(plain)
-    except (TypeError, ValueError):
-        raise _wrong(plain, described, "bytes in hex") from None
 
 
 def _time(plain: Any, described: TimeOf) -> Any:

@@ -13,17 +13,6 @@ from typing import Any
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.bincode.shapes import Broken, Decoder, Encoder, named_value
 
-__all__ = [
-    "check_int",
-    "decode_length",
-    "encode_texts",
-    "encode_unsigned_ints",
-    "primitive_decoder",
-    "primitive_encoder",
-    "varint",
-    "varint_decoder",
-]
-
 _ONE_BYTE = tuple(bytes((number,)) for number in range(251))
 _INT_BITS = {
     "u16": 16,

@@ -27,22 +27,6 @@ from arroyo_dagster.state.model.types import (
     to_json,
 )
 
-__all__ = [
-    "MAX_EMPTY_ITEMS",
-    "Broken",
-    "Decoder",
-    "Encoder",
-    "depth_of",
-    "empty_items",
-    "item_types",
-    "key_pairs",
-    "min_size",
-    "named_value",
-    "pick_variant",
-    "struct_values",
-    "type_name",
-]
-
 MAX_EMPTY_ITEMS = 64
 """The maximum number of items without bytes in a collection.
 

@@ -1,4 +1,4 @@
-from .routing import HashVariant as HashVariant
+from .ahash import HashVariant as HashVariant
 from .routing import hash_key as hash_key
 from .routing import hash_keys as hash_keys
 from .routing import key_hashes as key_hashes

@@ -15,8 +15,6 @@ from typing import Protocol, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FALLBACK", "SEEDS", "Engine", "HashVariant", "Runs", "U64Array"]
-
 U64Array: TypeAlias = npt.NDArray[np.uint64]
 Rows: TypeAlias = npt.NDArray[np.int64]
 

@@ -21,7 +21,6 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec.parquet import (
-    FooterFacts,
     read_facts,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -40,20 +39,18 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     newest_generation,
     summarise_job,
 )
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.operations.catalog.metadata_only import stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan
 from arroyo_dagster.state.planning.verify.checks import (
     Columns,
-    JobAge,
     OperatorTable,
     StoredFile,
-    Verdict,
     files_exist,
     restorable,
-    unreadable,
 )
-from arroyo_dagster.state.planning.verify.findings import error, warning
+from arroyo_dagster.state.planning.verify.findings import Verdict, error, unreadable, warning
+from arroyo_dagster.state.planning.verify.fleet import JobAge
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.forms import columns_of, stored_form, table_forms
@@ -78,25 +75,22 @@ def read_stored_file(store: ObjectStore, path: StatePath) -> StoredFile | None:
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
             try:
-                return _as_stored(read_facts(file, path, bounds=True), size)
+                facts = read_facts(file, path, bounds=True)
+                keys = facts.bounds.get(KEY_HASH_COLUMN)
+                times = facts.bounds.get(TIMESTAMP_COLUMN)
+                return StoredFile(
+                    size_bytes=size,
+                    rows=facts.rows,
+                    columns=columns_of(facts.schema),
+                    min_routing_key=None if keys is None else keys[0],
+                    max_routing_key=None if keys is None else keys[1],
+                    max_timestamp_micros=None if times is None else times[1] // 1000,
+                    schema_json=stored_form(facts.schema),
+                )
             except FormatError as error:
                 return StoredFile(size_bytes=size, problem=error.message)
     except NotFoundError:
         return None
-
-
-def _as_stored(facts: FooterFacts, size_bytes: int) -> StoredFile:
-    keys = facts.bounds.get(KEY_HASH_COLUMN)
-    times = facts.bounds.get(TIMESTAMP_COLUMN)
-    return StoredFile(
-        size_bytes=size_bytes,
-        rows=facts.rows,
-        columns=columns_of(facts.schema),
-        min_routing_key=None if keys is None else keys[0],
-        max_routing_key=None if keys is None else keys[1],
-        max_timestamp_micros=None if times is None else times[1] // 1000,
-        schema_json=stored_form(facts.schema),
-    )
 
 
 class Footers:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.parquet import decoding, open_pages
@@ -18,8 +16,6 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.planning.restore.reads import ordered_operators
 from arroyo_dagster.state.storage.store import ObjectStore
-
-__all__ = ["HashEvidence", "find_hash_variant"]
 
 _ROWS = 1024
 
@@ -72,7 +68,22 @@ def find_hash_variant(store: ObjectStore, checkpoint: Checkpoint) -> HashEvidenc
     for path, config in _hashed_files(checkpoint):
         if len(evidence.possible) <= 1:
             break
-        rows = _first_rows(store, path, config)
+        # The first rows of a file; None if it has none.
+        from arroyo_dagster.state.codec.schema import file_schema
+
+        expected = file_schema(config)
+        with store.open_input(path) as file, decoding(path):
+            parquet = open_pages(file)
+            schema = parquet.schema_arrow
+            rows = next(parquet.iter_batches(batch_size=_ROWS), None)
+        if schema.types != expected.types:
+            raise FormatError(
+                "the columns of a data file do not match its table",
+                path=path,
+                found=schema.to_string(),
+                expected=expected.to_string(),
+                next_step="keep the object; `verify` lists what else is wrong with the epoch",
+            )
         if rows is None:
             continue
         from arroyo_dagster.state.codec.hashing.routing import matching_variants
@@ -102,25 +113,3 @@ def _hashed_files(checkpoint: Checkpoint) -> Iterator[tuple[StatePath, ExpiringT
                 continue  # damaged: `verify` reports it
             if config.schema.hashed_indices:  # without a key, every build returns 0
                 yield from ((file.path, config) for file in files.files)
-
-
-def _first_rows(
-    store: ObjectStore, path: StatePath, config: ExpiringTimeKeyConfig
-) -> pa.RecordBatch | None:
-    """Return the first rows of a file; None if it has none."""
-    from arroyo_dagster.state.codec.schema import file_schema
-
-    expected = file_schema(config)
-    with store.open_input(path) as file, decoding(path):
-        parquet = open_pages(file)
-        schema = parquet.schema_arrow
-        rows = next(parquet.iter_batches(batch_size=_ROWS), None)
-    if schema.types != expected.types:
-        raise FormatError(
-            "the columns of a data file do not match its table",
-            path=path,
-            found=schema.to_string(),
-            expected=expected.to_string(),
-            next_step="keep the object; `verify` lists what else is wrong with the epoch",
-        )
-    return rows

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from arroyo_dagster.errors import ArroyoStateError
+import numpy as np
+import numpy.typing as npt
+
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
+from arroyo_dagster.state.codec.parquet import decoding, open_pages
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
@@ -14,7 +19,8 @@ from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths, is_data_file
-from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
+from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
+from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, ExpiringTimeKeyConfig
 from arroyo_dagster.state.model.verify import AuditSettings
 from arroyo_dagster.state.operations.catalog.epochs import JobReadings, figures_of, read_epochs
 from arroyo_dagster.state.operations.catalog.footers import answers_about, job_age
@@ -23,7 +29,7 @@ from arroyo_dagster.state.operations.catalog.jobs import summarise_job
 from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
-from arroyo_dagster.state.operations.verify.audit import audit_jobs
+from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.health_checks.facts import (
     HealthFacts,
     epochs_to_read,
@@ -39,7 +45,15 @@ from arroyo_dagster.state.planning.rules import (
     not_reached,
     unreadable_job,
 )
-from arroyo_dagster.state.planning.verify.fleet import JobAge
+from arroyo_dagster.state.planning.verify.audit import (
+    AuditFacts,
+    KeyCounts,
+    ListedObject,
+    audit_findings,
+    hot_key_finding,
+)
+from arroyo_dagster.state.planning.verify.findings import Finding, Severity, Verdict, error
+from arroyo_dagster.state.planning.verify.fleet import CheckedJob, JobAge
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
@@ -229,3 +243,219 @@ def _with_verified(
         return health.with_verified(verified.get(paths.root) or not_reached(paths.root, now_micros))
 
     return [whole(paths, health) for paths, health in zip(jobs, checked, strict=True)]
+
+
+# ---- audit ---------------------------------------------------------------------------------------
+# Audit a job: verify its newest epoch, and compare its other epochs with one listing. This module
+# writes nothing.
+
+MAX_EPOCHS = 1_000
+"""How many of the newest epochs of a job are compared."""
+
+_FINDINGS_PER_CODE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRun:
+    """What one audit of many jobs did.
+
+    Attributes:
+        done: the audited jobs.
+        left: the jobs that the budget did not reach.
+        failed: the jobs that a store failed for, with the error.
+    """
+
+    done: tuple[CheckedJob, ...] = ()
+    left: tuple[JobPaths, ...] = ()
+    failed: Mapping[JobPaths, ArroyoStateError]
+
+
+def audit_jobs(
+    store: ObjectStore,
+    jobs: Sequence[JobPaths],
+    settings: AuditSettings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    on_progress: OnProgress = no_progress,
+) -> AuditRun:
+    """Audit jobs within the budget, in their order.
+
+    A job that cannot be audited does not stop the others.
+
+    Args:
+        clock: in seconds.
+        on_progress: called after each file that was read, with the job in the step.
+    """
+    ends = clock() + settings.budget_micros / 1e6
+    done: list[CheckedJob] = []
+    failed: dict[JobPaths, ArroyoStateError] = {}
+    for place, paths in enumerate(jobs):
+        if place and clock() >= ends:
+            return AuditRun(done=tuple(done), left=tuple(jobs[place:]), failed=failed)
+        try:
+            done.append(audit_job(store, paths, settings, on_progress))
+        except ArroyoStateError as problem:
+            failed[paths] = problem
+    return AuditRun(done=tuple(done), failed=failed)
+
+
+def audit_job(
+    store: ObjectStore,
+    paths: JobPaths,
+    settings: AuditSettings,
+    on_progress: OnProgress = no_progress,
+) -> CheckedJob:
+    """Audit one job, and return the findings, at most 5 of each code.
+
+    Raises:
+        ConflictError: epochs expire faster than they can be read.
+        StorageError: a store failed.
+    """
+
+    def report(progress: Progress) -> None:
+        on_progress(replace(progress, step=f"{paths.root}: {progress.step}"))
+
+    silent = on_progress is no_progress
+    reports = no_progress if silent else report
+    epoch, inspected, findings = _verified(store, paths, settings, reports)
+    facts = _facts(store, paths, reports)
+    findings += list(audit_findings(facts, settings))
+    return CheckedJob(
+        job=paths.root,
+        at_micros=facts.now_micros,
+        epoch=epoch,
+        level=settings.level,
+        verdict=Verdict(findings=tuple(_some_of_each_code(findings)), inspected=inspected),
+    )
+
+
+def _verified(
+    store: ObjectStore, paths: JobPaths, settings: AuditSettings, on_progress: OnProgress
+) -> tuple[Epoch | None, int, list[Finding]]:
+    """Return the newest epoch, how many objects were inspected, and what was found."""
+    if not ParquetBackend(store, paths).epochs():
+        return None, 0, []
+    try:
+        job_verdict = verify_job(store, paths, level=settings.level, on_progress=on_progress)
+        findings = list(job_verdict.verdict.findings)
+        if settings.level:
+            findings += _hot_keys(store, paths, job_verdict, settings)
+    except (FormatError, NotFoundError) as problem:
+        step = "verify the job: `arroyo-state verify` says what is damaged, and where to go back to"
+        return None, 1, [error("epoch-not-verified", paths.root, problem.message, step)]
+    return job_verdict.epoch, job_verdict.verdict.inspected, findings
+
+
+def _hot_keys(
+    store: ObjectStore, paths: JobPaths, found: JobVerdict, settings: AuditSettings
+) -> list[Finding]:
+    try:
+        return list(hot_keys(store, paths, found.epoch, settings))
+    except (FormatError, NotFoundError):
+        if found.passed:
+            raise
+        return []  # the verification says which file does not decode
+
+
+def _facts(store: ObjectStore, paths: JobPaths, on_progress: OnProgress) -> AuditFacts:
+    """Read the epochs first: what is written between the two is in the listing only."""
+    backend = ParquetBackend(store, paths)
+    numbers = backend.epochs()
+    read = read_epochs(store, paths, numbers[-MAX_EPOCHS:], on_progress)
+    listing = {
+        info.path: ListedObject(info.size_bytes, info.modified_micros)
+        for info in store.list(paths.root)
+        if info.addressable
+    }
+    try:
+        pinned = backend.job_pins().pinned
+    except FormatError:
+        pinned = frozenset()  # `health` reports it
+    return AuditFacts(
+        paths=paths,
+        epochs=[answer for answer in read.values() if isinstance(answer, Checkpoint)],
+        problems={
+            epoch: str(one) for epoch, one in read.items() if not isinstance(one, Checkpoint)
+        },
+        complete=len(numbers) <= MAX_EPOCHS,
+        listing=listing,
+        pinned=pinned,
+        now_micros=wall_clock(),
+    )
+
+
+def _some_of_each_code(findings: Iterable[Finding]) -> Iterator[Finding]:
+    counts: dict[tuple[str, Severity], int] = {}
+    for finding in findings:
+        kind = (finding.code, finding.severity)
+        counts[kind] = counts.get(kind, 0) + 1
+        if counts[kind] <= _FINDINGS_PER_CODE:
+            yield finding
+
+
+# ---- hot keys ------------------------------------------------------------------------------------
+# Find routing keys that have a large share of a table's rows. Reads one column of each file.
+
+_ROWS_AT_ONCE = 1 << 16
+_KEYS_KEPT = 100_000
+_RARE = 10_000
+
+_Numbers = npt.NDArray[np.uint64]
+
+
+def hot_keys(
+    store: ObjectStore, paths: JobPaths, epoch: Epoch, settings: AuditSettings
+) -> Iterator[Finding]:
+    """Yield a finding for each table of an epoch with a hot key.
+
+    Global tables and tables without keys have none. Files that expire meanwhile are left out.
+
+    Raises:
+        FormatError: a file does not decode.
+        StorageError: the store failed.
+    """
+    checkpoint = ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
+    for operator in checkpoint.operators:
+        for name, listed in operator.tables.items():
+            config = operator.configs[name].config
+            if isinstance(config, ExpiringTimeKeyConfig) and config.schema.hashed_indices:
+                counts = _count(store, list(dict.fromkeys(listed.paths)))
+                table = f"{operator.operator}.{name}"
+                finding = hot_key_finding(paths.root, table, counts, settings)
+                if finding is not None:
+                    yield finding
+
+
+def _count(store: ObjectStore, files: Sequence[StatePath]) -> KeyCounts:
+    """Count the rows of each key.
+
+    Keys that are rare so far are dropped beyond 100,000, so memory is bounded. A key with a large
+    share of the rows is never rare.
+    """
+    rows = most_keys = 0
+    keys, counts = np.empty(0, np.uint64), np.empty(0, np.uint64)
+    for path in files:
+        for hashes in _hashes(store, path):
+            rows += len(hashes)
+            new, amounts = np.unique(hashes, return_counts=True)
+            keys, place = np.unique(np.concatenate([keys, new]), return_inverse=True)
+            together = np.concatenate([counts, amounts.astype(np.uint64)])
+            counts = np.bincount(place, weights=together).astype(np.uint64)
+            most_keys = max(most_keys, len(keys))
+            if len(keys) > _KEYS_KEPT:
+                kept = counts * _RARE >= rows
+                keys, counts = keys[kept], counts[kept]
+    return KeyCounts(rows=rows, keys=most_keys, most=int(counts.max(initial=0)))
+
+
+def _hashes(store: ObjectStore, path: StatePath) -> Iterator[_Numbers]:
+    try:
+        source = store.open_input(path)
+    except NotFoundError:
+        return
+    with source, decoding(path):
+        file = open_pages(source)
+        if KEY_HASH_COLUMN not in file.schema_arrow.names:
+            return
+        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[KEY_HASH_COLUMN]):
+            yield batch.column(0).to_numpy(zero_copy_only=False)

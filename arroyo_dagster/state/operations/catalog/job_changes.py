@@ -240,7 +240,27 @@ class _Vanished:
 
 def _new_epochs(store: ObjectStore, paths: JobPaths, new: _New, newest: int) -> JobChanges:
     if new.first:
-        return _first_epoch(store, paths, new)
+        # Report only the newest ready epoch, and newer ones that are unreadable.
+        unreadable: dict[Epoch, ArroyoStateError] = {}
+        reported: Checkpoint | None = None
+        for number in reversed(new.epochs):
+            answer = _read_epoch(store, paths, number)
+            if isinstance(answer, Checkpoint) and answer.state is CheckpointState.READY:
+                reported = answer
+                break
+            if isinstance(answer, ArroyoStateError):
+                unreadable[number] = answer
+            if len(unreadable) == NEWEST_EPOCHS:
+                break
+        ready = None if reported is None else reported.epoch
+        reached = max(filter(None, [ready, *unreadable]), default=_NO_EPOCH)
+        return JobChanges(
+            paths=paths,
+            positions=replace(new.positions, epoch=reached),
+            checkpoints=() if reported is None else (reported,),
+            problems=tuple(unreadable.values()),
+            appeared=True,
+        )
     read = new.epochs[-newest:]
     answers = concurrently(lambda epoch: _read_epoch(store, paths, epoch), read)
     checkpoints: list[Checkpoint] = []
@@ -275,30 +295,6 @@ def _went_behind(checkpoint: Checkpoint, epoch: Epoch) -> bool:
     """Whether a rollback published `checkpoint` and abandoned `epoch`."""
     restored = checkpoint.rolled_back_to
     return restored is not None and restored < epoch < checkpoint.epoch
-
-
-def _first_epoch(store: ObjectStore, paths: JobPaths, new: _New) -> JobChanges:
-    """Report only the newest ready epoch, and newer ones that are unreadable."""
-    unreadable: dict[Epoch, ArroyoStateError] = {}
-    reported: Checkpoint | None = None
-    for number in reversed(new.epochs):
-        answer = _read_epoch(store, paths, number)
-        if isinstance(answer, Checkpoint) and answer.state is CheckpointState.READY:
-            reported = answer
-            break
-        if isinstance(answer, ArroyoStateError):
-            unreadable[number] = answer
-        if len(unreadable) == NEWEST_EPOCHS:
-            break
-    ready = None if reported is None else reported.epoch
-    reached = max(filter(None, [ready, *unreadable]), default=_NO_EPOCH)
-    return JobChanges(
-        paths=paths,
-        positions=replace(new.positions, epoch=reached),
-        checkpoints=() if reported is None else (reported,),
-        problems=tuple(unreadable.values()),
-        appeared=True,
-    )
 
 
 def _before(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint | None:

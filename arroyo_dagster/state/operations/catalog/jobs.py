@@ -19,8 +19,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
-from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
+from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint, restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,
@@ -39,8 +38,7 @@ from arroyo_dagster.state.model.layout import (
     Layout,
 )
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
-from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs, stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import rolled_back

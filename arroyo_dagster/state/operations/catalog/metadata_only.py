@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.metadata.reader import BackendReader
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_manifest_path
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
 from arroyo_dagster.state.planning.restore.partially_collected import (
     Remains,
     metadata_only,
@@ -106,3 +105,19 @@ def no_rows_left(paths: JobPaths, epoch: Epoch, held: Mapping[Epoch, Epoch]) -> 
         epoch=epoch,
         next_step=f"choose another epoch: `arroyo-state epochs {paths.root}` lists them",
     )
+
+
+# ---- which of the files that epochs list exist. This module writes nothing -----------------------
+
+
+def stored_sizes(store: ObjectStore, paths: Iterable[StatePath]) -> dict[StatePath, int]:
+    """Return the sizes in bytes of the files that exist, with one listing per directory."""
+    unique = set(paths)
+    parents = sorted({parent for path in unique if (parent := path.parent) is not None})
+    listings = concurrently(store.list_dir, parents)
+    return {
+        info.path: info.size_bytes
+        for listing in listings
+        for info in listing.objects
+        if info.path in unique
+    }

@@ -53,7 +53,8 @@ from arroyo_dagster.state.storage.store import ObjectStore
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from arroyo_dagster.state.tables.known.catalogue import Catalogue, KnownTable, TableForm
+    from arroyo_dagster.state.tables.known.catalogue import Catalogue, TableForm
+    from arroyo_dagster.state.tables.known.tables import KnownTable
 
 _T = TypeVar("_T")
 
@@ -319,7 +320,11 @@ def read_rows(
         )
     except NotFoundError as error:
         raise _missing(error, paths, checkpoint.epoch) from error
-    keys = _key_names(config, restored.rows)
+    assert isinstance(config.config, ExpiringTimeKeyConfig)
+    schema = config.config.schema
+    indices = {*(schema.key_indices or ()), *schema.hashed_indices}
+    names = restored.rows.schema.names
+    keys = {names[index] for index in indices if index < len(names)}
     rows = tuple(mask.row(row, keys) for row in plain_rows(restored.rows))
     return TableRows(
         epoch=checkpoint.epoch,
@@ -330,14 +335,6 @@ def read_rows(
         or (None if restored.upstream is None else _LESS_UPSTREAM),
         masked=mask.masked,
     )
-
-
-def _key_names(config: TableConfig, rows: pa.Table) -> set[str]:
-    assert isinstance(config.config, ExpiringTimeKeyConfig)
-    schema = config.config.schema
-    indices = {*(schema.key_indices or ()), *schema.hashed_indices}
-    names = rows.schema.names
-    return {names[index] for index in indices if index < len(names)}
 
 
 def _damaged_rows(rows: pa.Table, mask: TableMask) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
+from arroyo_dagster.state.metadata.reader import restore_or_roll_back
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,

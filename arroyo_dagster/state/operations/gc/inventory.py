@@ -48,8 +48,7 @@ from arroyo_dagster.state.operations.gc.root_reader import (
     Reader,
 )
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
-from arroyo_dagster.state.operations.gc.roots_protocol import attempt
-from arroyo_dagster.state.operations.gc.roots_rolled_back import known_roots
+from arroyo_dagster.state.operations.gc.roots_protocol import attempt, known_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
 from arroyo_dagster.state.planning.gc.reachability import (

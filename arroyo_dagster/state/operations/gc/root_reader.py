@@ -50,13 +50,6 @@ class Reader(MetadataReader):
         return record
 
     def _remember(self, path: StatePath, data: bytes, value: object) -> None:
-        self._check_version(path, value)
-        self.roots[path] = Root(path=path, digest=digest_of(data), time_micros=_time_of(value))
-
-    def _absent(self, path: StatePath, missing: str | None) -> ArroyoStateError:
-        return refuse("a required object is missing", self.paths, path=path)
-
-    def _check_version(self, path: StatePath, value: object) -> None:
         version = getattr(value, "version", RECORD_VERSION)
         if version != RECORD_VERSION:
             raise refuse(
@@ -65,6 +58,10 @@ class Reader(MetadataReader):
                 path=path,
                 next_step="use a release of arroyo-dagster that knows it; nothing was deleted",
             )
+        self.roots[path] = Root(path=path, digest=digest_of(data), time_micros=_time_of(value))
+
+    def _absent(self, path: StatePath, missing: str | None) -> ArroyoStateError:
+        return refuse("a required object is missing", self.paths, path=path)
 
     def taken(self, found: Iterable[StatePath]) -> tuple[Root, ...]:
         """Remove these paths from the roots and return them, in their order."""

@@ -134,7 +134,20 @@ class GcRun:
         if not step:
             return
         for wave in _waves(step, 1 if name == "metadata" else self.pace.in_flight):
-            self._recheck()
+            # Check again, just before acting, the facts that must not have changed.
+            facts = StatusCheck.of_plan(self.plan, self.asked)()
+            if facts is not None and facts.condition.at_rest:
+                # Check that the newest epoch is unchanged: a job at rest publishes nothing.
+                plan = self.plan
+                newest = newest_root(self.store, plan.paths)
+                if newest is None or newest.ref != plan.proof.head:
+                    raise refuse(
+                        "the job is reported to be at rest, but its newest epoch is now "
+                        f"{(None if newest is None else newest.epoch)}",
+                        plan.paths,
+                        path=plan.proof.head,
+                        next_step="find out what runs it, then make a new plan",
+                    )
             self._wave(wave, delete, in_order=name == "metadata")
             self._done += sum(map(len, wave))
             self._report(name)
@@ -150,25 +163,6 @@ class GcRun:
                 path=left[0].path,
                 url=self.store.url,
                 next_step="run it again: the objects that refer to them still exist",
-            )
-
-    def _recheck(self) -> None:
-        """Check again, just before acting, the facts that must not have changed."""
-        facts = StatusCheck.of_plan(self.plan, self.asked)()
-        if facts is not None and facts.condition.at_rest:
-            self._check_head()
-
-    def _check_head(self) -> None:
-        """Check that the newest epoch is unchanged: a job at rest publishes nothing."""
-        plan = self.plan
-        newest = newest_root(self.store, plan.paths)
-        if newest is None or newest.ref != plan.proof.head:
-            raise refuse(
-                "the job is reported to be at rest, but its newest epoch is now "
-                f"{(None if newest is None else newest.epoch)}",
-                plan.paths,
-                path=plan.proof.head,
-                next_step="find out what runs it, then make a new plan",
             )
 
     # ---- a wave of batches -----------------------------------------------------------------------

@@ -151,27 +151,22 @@ class GlobalScan:
         for file in open_keyed_files(self.store, self.paths):
             with closing(file.data):
                 for keys, seconds in file.entries():
-                    yield self._of_file(file, keys, seconds)
-
-    def _of_file(
-        self, file: KeyedFile, keys: pa.ChunkedArray, seconds: pa.ChunkedArray
-    ) -> pa.Table:
-        if file.removes:
-            columns = [
-                self._decode(keys, self.form.key_type),
-                pa.nulls(len(keys), self.schema[1].type),
-            ]
-            operations = operation_names(seconds)
-        else:
-            columns = self._decoded([keys, seconds])
-            operations = pa.repeat("insert", len(keys))
-        values = (str(file.path), written_epoch(file.path), file.version)
-        columns += [operations]
-        columns += [
-            pa.repeat(pa.scalar(value, self.schema[index].type), len(keys))
-            for index, value in enumerate(values, 3)
-        ]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+                    if file.removes:
+                        columns = [
+                            self._decode(keys, self.form.key_type),
+                            pa.nulls(len(keys), self.schema[1].type),
+                        ]
+                        operations = operation_names(seconds)
+                    else:
+                        columns = self._decoded([keys, seconds])
+                        operations = pa.repeat("insert", len(keys))
+                    values = (str(file.path), written_epoch(file.path), file.version)
+                    columns += [operations]
+                    columns += [
+                        pa.repeat(pa.scalar(value, self.schema[index].type), len(keys))
+                        for index, value in enumerate(values, 3)
+                    ]
+                    yield pa.Table.from_arrays(columns, schema=self.schema)
 
     def _decoded(self, columns: list[pa.Array | pa.ChunkedArray]) -> list[pa.ChunkedArray]:
         kinds = (self.form.key_type, self.form.value_type)

@@ -58,7 +58,10 @@ def parse_value(text: str, name: str, kind: pa.DataType) -> Any:
         if types.is_binary(kind) or types.is_large_binary(kind):
             return bytes.fromhex(text.removeprefix("0x"))
         if types.is_timestamp(kind):
-            return _moment(text, kind)
+            moment = dt.datetime.fromisoformat(text)
+            if kind.tz is None and moment.tzinfo is not None:
+                moment = moment.astimezone(dt.UTC).replace(tzinfo=None)
+            return pa.scalar(moment, pa.timestamp("us", kind.tz)).cast(kind)
         if types.is_nested(kind):
             return parse_json(text)
         return pa.scalar(text).cast(kind)
@@ -66,10 +69,3 @@ def parse_value(text: str, name: str, kind: pa.DataType) -> Any:
         raise InputError(
             f"not a value of the key column: {text!r:.80}", column=name, expected=str(kind)
         ) from error
-
-
-def _moment(text: str, kind: pa.TimestampType) -> pa.Scalar:
-    moment = dt.datetime.fromisoformat(text)
-    if kind.tz is None and moment.tzinfo is not None:
-        moment = moment.astimezone(dt.UTC).replace(tzinfo=None)
-    return pa.scalar(moment, pa.timestamp("us", kind.tz)).cast(kind)

@@ -29,7 +29,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     summarise_job,
     summarise_jobs,
 )
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.operations.catalog.metadata_only import stored_sizes
 from arroyo_dagster.state.operations.query.metadata_rows import (
     CommitRow,
     DataFileRow,

@@ -58,7 +58,7 @@ def sessions(epoch: StateEpoch) -> Iterator[SessionRow]:
             continue
         frame, keys = _frame(table)
         watermark = table.scan.operator.min_watermark_micros
-        first = _micros(min(begun))
+        first = int(pl.Series([min(begun)]).dt.timestamp("us")[0])
         rows = frame.filter(pl.col(TIMESTAMP_COLUMN) >= first).sort(*keys, TIMESTAMP_COLUMN)
         since = pl.col(TIMESTAMP_COLUMN) - pl.col(TIMESTAMP_COLUMN).shift(1)
         begins = (since.over(keys) if keys else since).fill_null(gap) >= gap
@@ -127,7 +127,3 @@ def _frame(table: EpochTable) -> tuple[pl.DataFrame, list[str]]:
     frame = pl.DataFrame(table.to_arrow([*keys, TIMESTAMP_COLUMN]))
     time = pl.col(TIMESTAMP_COLUMN).dt.timestamp("us")
     return frame.with_columns(time), keys
-
-
-def _micros(moment: object) -> int:
-    return int(pl.Series([moment]).dt.timestamp("us")[0])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
-from arroyo_dagster.state.operations.catalog.stored_files import stored_sizes
+from arroyo_dagster.state.operations.catalog.metadata_only import stored_sizes
 from arroyo_dagster.state.operations.query.state import StateEpoch
 from arroyo_dagster.state.planning.restore.reads import TableRead, restore_plan
 from arroyo_dagster.state.storage.concurrency import concurrently

@@ -118,18 +118,6 @@ class SavedQuery:
             InputError: a parameter is unknown, missing or not of its kind; or a job is missing, or
                 not of use.
         """
-        literals = self._literals(values)
-        if job is None and self.usage is JobArgument.ONE_JOB:
-            raise self._refused("name a job")
-        if job is not None and self.usage is JobArgument.NO_JOB:
-            raise self._refused("the query takes no job")
-        epochs, parallelism = literals.get(EPOCHS), literals.get(PARALLELISM, _NULL)
-        return BoundQuery(
-            sql=self._replaced(literals | _tables(job, None if of_epoch else epochs)),
-            parallelism=None if parallelism == _NULL else int(parallelism),
-        )
-
-    def _literals(self, values: Mapping[str, str]) -> dict[str, str]:
         by_name = {parameter.name: parameter for parameter in self.parameters}
         unknown = sorted(values.keys() - by_name.keys())
         if unknown:
@@ -141,7 +129,15 @@ class SavedQuery:
                 raise self._refused(f"the parameter {name!r} is missing")
             is_null = name not in values and text == _NULL
             literals[name] = _NULL if is_null else parameter.literal(text)
-        return literals
+        if job is None and self.usage is JobArgument.ONE_JOB:
+            raise self._refused("name a job")
+        if job is not None and self.usage is JobArgument.NO_JOB:
+            raise self._refused("the query takes no job")
+        epochs, parallelism = literals.get(EPOCHS), literals.get(PARALLELISM, _NULL)
+        return BoundQuery(
+            sql=self._replaced(literals | _tables(job, None if of_epoch else epochs)),
+            parallelism=None if parallelism == _NULL else int(parallelism),
+        )
 
     def _replaced(self, literals: Mapping[str, str]) -> str:
         from arroyo_dagster.state.operations.query.sql_text import sql_tokens  # loads polars

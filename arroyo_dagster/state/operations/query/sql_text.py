@@ -55,21 +55,7 @@ def first_that_writes(words: Sequence[SqlToken]) -> str | None:
     Args:
         words: the tokens, without spaces.
     """
-    heads = _heads(words)
-    return next((head or "nothing" for head in heads or [""] if head not in _READS), None)
-
-
-def file_function(query: str) -> str | None:
-    """Return the first function in a query that reads files; None = it calls none.
-
-    The text as a whole is searched, since Polars may divide it into tokens in another way.
-    """
-    match = _FILES.search(query)
-    return None if match is None else match.group()
-
-
-def _heads(words: Sequence[SqlToken]) -> list[str]:
-    """Return the first word of each statement, and for `with` also the one after its subqueries."""
+    # The first word of each statement, and for `with` also the one after its subqueries.
     heads: list[str] = []
     depth, begins, within = 0, True, False
     for before, token in zip([None, *words], words, strict=False):
@@ -89,7 +75,16 @@ def _heads(words: Sequence[SqlToken]) -> list[str]:
             within = False
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         begins = begins or token.text == ";"
-    return heads
+    return next((head or "nothing" for head in heads or [""] if head not in _READS), None)
+
+
+def file_function(query: str) -> str | None:
+    """Return the first function in a query that reads files; None = it calls none.
+
+    The text as a whole is searched, since Polars may divide it into tokens in another way.
+    """
+    match = _FILES.search(query)
+    return None if match is None else match.group()
 
 
 def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame:
@@ -103,7 +98,21 @@ def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame
         PolarsError: Polars cannot answer the query.
     """
     context = pl.SQLContext(dict(frames), eager=False)
-    summed = _summed_names(sql_tokens(query))
+    # The names within the parentheses of `sum(…)`: of columns, and any other.
+    tokens = sql_tokens(query)
+    summed: set[str] = set()
+    depth = 0
+    called = ""
+    for token in tokens:
+        if token.kind == "space":
+            continue
+        if token.text == "(" and (depth or called == "sum"):
+            depth += 1
+        elif token.text == ")" and depth:
+            depth -= 1
+        elif depth and token.kind in ("word", "quoted"):
+            summed.add(token.text.strip('"`'))
+        called = token.word
     wide = {name: _widened(frame, summed) for name, frame in frames.items()} if summed else frames
     plain: pl.LazyFrame = context.execute(query)
     if all(wide[name] is frame for name, frame in frames.items()):
@@ -123,24 +132,6 @@ def exact_answer(frames: Mapping[str, pl.LazyFrame], query: str) -> pl.LazyFrame
         if kind == pl.Int128
     }
     return answer.cast(narrow)  # type: ignore[arg-type]
-
-
-def _summed_names(tokens: Sequence[SqlToken]) -> set[str]:
-    """Return the names within the parentheses of `sum(…)`: of columns, and any other."""
-    names: set[str] = set()
-    depth = 0
-    called = ""
-    for token in tokens:
-        if token.kind == "space":
-            continue
-        if token.text == "(" and (depth or called == "sum"):
-            depth += 1
-        elif token.text == ")" and depth:
-            depth -= 1
-        elif depth and token.kind in ("word", "quoted"):
-            names.add(token.text.strip('"`'))
-        called = token.word
-    return names
 
 
 def _widened(frame: pl.LazyFrame, names: set[str] | None) -> pl.LazyFrame:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.codec.parquet import decoding, open_pages
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import parse_data_file
@@ -138,7 +138,12 @@ def find_variant(store: ObjectStore, files: Iterable[ListedFile]) -> HashVariant
             with store.open_input(file.path) as source, decoding(file.path):
                 batch = next(open_pages(source).iter_batches(_SAMPLED_ROWS), None)
             if batch is not None and columns_of(batch.schema) in file.forms:
-                _vote(votes, batch, _hashed_by(file))
+                indices = _hashed_by(file)
+                stored = batch.column(batch.num_columns - 2)
+                for variant in HashVariant:
+                    columns = [batch.column(index) for index in indices]
+                    hashes = key_hashes(columns, batch.num_rows, variant=variant)
+                    votes.rows[variant] += pc.sum(pc.equal(hashes, stored)).as_py() or 0
         except (FormatError, NotFoundError, InputError):
             continue
         if votes.winner is not None:
@@ -149,11 +154,3 @@ def find_variant(store: ObjectStore, files: Iterable[ListedFile]) -> HashVariant
 def _hashed_by(file: ListedFile) -> tuple[int, ...]:
     config = file.config.config
     return config.schema.hashed_indices if isinstance(config, ExpiringTimeKeyConfig) else ()
-
-
-def _vote(votes: _Votes, batch: pa.RecordBatch, indices: tuple[int, ...]) -> None:
-    stored = batch.column(batch.num_columns - 2)
-    for variant in HashVariant:
-        columns = [batch.column(index) for index in indices]
-        hashes = key_hashes(columns, batch.num_rows, variant=variant)
-        votes.rows[variant] += pc.sum(pc.equal(hashes, stored)).as_py() or 0

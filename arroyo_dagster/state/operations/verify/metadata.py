@@ -15,8 +15,7 @@ from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.objects import MetadataReader, decode_by_name
-from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
-from arroyo_dagster.state.metadata.restorable import cut_objects
+from arroyo_dagster.state.metadata.reader import as_checkpoint, cut_objects, legacy_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,

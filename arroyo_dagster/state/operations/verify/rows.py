@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
-from arroyo_dagster.state.codec.hashing.routing import HashVariant, key_hashes, subtasks_for_hashes
+from arroyo_dagster.state.codec.hashing.ahash import HashVariant
+from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
 from arroyo_dagster.state.codec.parquet import (
-    FooterFacts,
     decoding,
     open_pages,
     read_facts,
@@ -99,17 +99,8 @@ def read_file_facts(store: ObjectStore, file: FileToRead, look: CheckDepth) -> F
 def _facts(source: BinaryIO, size: int, file: FileToRead, look: CheckDepth) -> FileFacts:
     path = file.listed.path
     facts = read_facts(source, path, bounds=look.level > 1)
-    footer = _footer(facts)
-    sources = file.listed.reading(footer).sources
-    rows = None
-    if look.level > 1 and sources:
-        rows = _scanned(source, file, look, sources, facts.version)
-    return FileFacts(size_bytes=size, footer=footer, rows=rows)
-
-
-def _footer(facts: FooterFacts) -> Footer:
     keys, times = facts.bounds.get(KEY_HASH_COLUMN), facts.bounds.get(TIMESTAMP_COLUMN)
-    return Footer(
+    footer = Footer(
         rows=facts.rows,
         row_groups=facts.row_groups,
         columns=columns_of(facts.schema),
@@ -119,6 +110,11 @@ def _footer(facts: FooterFacts) -> Footer:
         max_routing_key=None if keys is None else keys[1],
         max_timestamp_micros=None if times is None else times[1] // _NANOS_PER_MICRO,
     )
+    sources = file.listed.reading(footer).sources
+    rows = None
+    if look.level > 1 and sources:
+        rows = _scanned(source, file, look, sources, facts.version)
+    return FileFacts(size_bytes=size, footer=footer, rows=rows)
 
 
 # ---- rows ----------------------------------------------------------------------------------------

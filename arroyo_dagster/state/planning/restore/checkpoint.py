@@ -31,7 +31,6 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.json_fields import MAX_TIME_MICROS
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
@@ -139,37 +138,20 @@ def _merge_table(
     watermark_micros: int | None,
 ) -> TableFiles | None:
     if isinstance(config.config, GlobalKeyedConfig):
-        return _merge_global(config.config, name, reports, before)
-    return _merge_expiring(config.config, name, reports, before, watermark_micros)
-
-
-def _merge_global(
-    config: GlobalKeyedConfig,
-    name: TableName,
-    reports: Sequence[SubtaskCheckpoint],
-    before: TableFiles | None,
-) -> GlobalKeyedFiles:
-    files: list[StatePath] = list(before.files) if isinstance(before, GlobalKeyedFiles) else []
-    commit_data: dict[int, bytes] = {}
-    for report in reports:
-        table = report.tables.get(name)
-        if isinstance(table, GlobalKeyedReport):
-            files.extend(table.paths)
-            if table.commit_data is not None:
-                commit_data[report.subtask_index] = table.commit_data
-    if not config.uses_two_phase_commit:
-        commit_data = {}
-    return GlobalKeyedFiles(files=tuple(dict.fromkeys(files)), commit_data_by_subtask=commit_data)
-
-
-def _merge_expiring(
-    config: ExpiringTimeKeyConfig,
-    name: TableName,
-    reports: Sequence[SubtaskCheckpoint],
-    before: TableFiles | None,
-    watermark_micros: int | None,
-) -> ExpiringTimeKeyFiles | None:
-    cutoff = cutoff_micros(watermark_micros, config.retention_micros)
+        files: list[StatePath] = list(before.files) if isinstance(before, GlobalKeyedFiles) else []
+        commit_data: dict[int, bytes] = {}
+        for report in reports:
+            table = report.tables.get(name)
+            if isinstance(table, GlobalKeyedReport):
+                files.extend(table.paths)
+                if table.commit_data is not None:
+                    commit_data[report.subtask_index] = table.commit_data
+        if not config.config.uses_two_phase_commit:
+            commit_data = {}
+        return GlobalKeyedFiles(
+            files=tuple(dict.fromkeys(files)), commit_data_by_subtask=commit_data
+        )
+    cutoff = cutoff_micros(watermark_micros, config.config.retention_micros)
     listed: dict[StatePath, TimeFile] = {}
     for report in reports:
         table = report.tables.get(name)

@@ -69,7 +69,14 @@ class Claims:
         refused = [name for name in unclaimed if name not in self.allow_dropped]
         if refused:
             raise self._unclaimed(base, refused, names)
-        return self._recorded(base, operators, dropped)
+        if base.progress is None:
+            return replace(base, operators=tuple(operators))
+        present = {*self.tables} | {
+            f"{name}/{table}" for name, tables in self.tables.items() for table in tables
+        }
+        every = tuple(sorted(dropped.union(base.progress.dropped) - present))
+        progress = replace(base.progress, dropped=every)
+        return replace(base, operators=tuple(operators), progress=progress)
 
     def _names(self, base: Checkpoint) -> dict[OperatorId, OperatorId]:
         """Return the names that operators of the checkpoint have now, where they differ."""
@@ -116,18 +123,6 @@ class Claims:
             next_step=f"{renamed[0]}; or leave the state behind in the older epochs with "
             f"`run {drop}` (allow_dropped in Python)",
         )
-
-    def _recorded(
-        self, base: Checkpoint, operators: list[OperatorCheckpoint], dropped: set[str]
-    ) -> Checkpoint:
-        if base.progress is None:
-            return replace(base, operators=tuple(operators))
-        present = {*self.tables} | {
-            f"{name}/{table}" for name, tables in self.tables.items() for table in tables
-        }
-        every = tuple(sorted(dropped.union(base.progress.dropped) - present))
-        progress = replace(base.progress, dropped=every)
-        return replace(base, operators=tuple(operators), progress=progress)
 
 
 def holds_state(checkpoint: Checkpoint, operator: OperatorCheckpoint) -> bool:

@@ -66,13 +66,7 @@ class AuditFacts:
 
 def audit_findings(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:
     """Yield what the facts show."""
-    yield from _incomplete(facts)
-    yield from _off_chain(facts, settings)
-    yield from _orphans(facts, settings)
-
-
-def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
-    """Find epochs before the newest with missing or changed files. `verify` judges the newest."""
+    # Find epochs before the newest with missing or changed files. `verify` judges the newest.
     kept = max((epoch.min_epoch for epoch in facts.epochs), default=0)
     lost = {
         epoch.epoch: [path for path in epoch.paths if path not in facts.listing]
@@ -93,6 +87,8 @@ def _incomplete(facts: AuditFacts) -> Iterator[Finding]:
         evidence = f"epoch {number} {evidence}" + ("; it is pinned" if pinned else "")
         step = "`arroyo-state sql @fate` says what became of them; do not go back to this epoch"
         yield either(pinned, "older-epoch-incomplete", root, evidence, step)
+    yield from _off_chain(facts, settings)
+    yield from _orphans(facts, settings)
 
 
 def _off_chain(facts: AuditFacts, settings: AuditSettings) -> Iterator[Finding]:

@@ -29,34 +29,10 @@ from arroyo_dagster.state.planning.verify.findings import (
     KEEP_AND_REPORT,
     RESTORE_OBJECT,
     Finding,
-    Severity,
     Verdict,
     error,
-    merged,
-    unreadable,
     warning,
 )
-from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
-
-__all__ = [
-    "ArrowColumn",
-    "Columns",
-    "Finding",
-    "JobAge",
-    "OperatorTable",
-    "Severity",
-    "StoredFile",
-    "Verdict",
-    "config_findings",
-    "every_job_recent",
-    "files_exist",
-    "merged",
-    "reading_of",
-    "restorable",
-    "row_parity",
-    "unreadable",
-]
-
 
 # ---- the files of a checkpoint -------------------------------------------------------------------
 

@@ -197,18 +197,14 @@ def _lost_pairs(
         return
     for place, path in enumerate(files.files):
         # A different name at its position, in no directory of this epoch, is reported elsewhere.
+        # Whether the epoch itself wrote a file, judged by its directory.
         renamed = (
             other
             for other in listed.paths[place : place + 1]
-            if other not in earlier and not _own(now, other)
+            if other not in earlier and not other.startswith(f"{now.ref.parent}/")
         )
         if path not in kept and not any(renamed):
             yield path, ""
-
-
-def _own(checkpoint: Checkpoint, path: StatePath) -> bool:
-    """Return whether the epoch itself wrote a file, judged by its directory."""
-    return path.startswith(f"{checkpoint.ref.parent}/")
 
 
 # ---- rows twice ----------------------------------------------------------------------------------

@@ -231,7 +231,18 @@ def _of_rows(listed: ListedFile, footer: Footer, rows: RowScan) -> Iterator[Find
 def _bound_findings(listed: ListedFile, rows: RowScan) -> Iterator[Finding]:
     if listed.bounds is not None:
         yield from _key_bounds(listed.path, listed.bounds, rows)
-        yield from _time_bounds(listed.path, listed.bounds, rows)
+        path = listed.path
+        newest, bound = rows.max_timestamp_micros, listed.bounds.max_timestamp_micros
+        if rows.min_timestamp_micros is not None and rows.min_timestamp_micros < 0:
+            evidence = f"has rows from {rows.min_timestamp_micros} µs, before 1970"
+            step = "Arroyo cannot keep such rows; give them another event time"
+            yield warning("time-before-1970", path, evidence, step)
+        elif newest is not None and newest > bound:
+            evidence = f"has rows up to {newest} µs, listed as up to {bound} µs: dropped too early"
+            yield error("timestamps-outside", path, evidence, REBUILD)
+        elif newest is not None and newest < bound:
+            evidence = f"has rows up to {newest} µs, listed as up to {bound} µs: kept for too long"
+            yield note("bounds-too-wide", path, evidence, "nothing is lost")
 
 
 def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
@@ -246,20 +257,6 @@ def _key_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Fi
         yield error("routing-keys-outside", path, evidence, REBUILD)
     elif (low, high) != bounds:
         yield note("bounds-too-wide", path, f"{evidence}: opened without need", "nothing is lost")
-
-
-def _time_bounds(path: StatePath, listed: TimeFile, rows: RowScan) -> Iterator[Finding]:
-    newest, bound = rows.max_timestamp_micros, listed.max_timestamp_micros
-    if rows.min_timestamp_micros is not None and rows.min_timestamp_micros < 0:
-        evidence = f"has rows from {rows.min_timestamp_micros} µs, before 1970"
-        step = "Arroyo cannot keep such rows; give them another event time"
-        yield warning("time-before-1970", path, evidence, step)
-    elif newest is not None and newest > bound:
-        evidence = f"has rows up to {newest} µs, listed as up to {bound} µs: dropped too early"
-        yield error("timestamps-outside", path, evidence, REBUILD)
-    elif newest is not None and newest < bound:
-        evidence = f"has rows up to {newest} µs, listed as up to {bound} µs: kept for too long"
-        yield note("bounds-too-wide", path, evidence, "nothing is lost")
 
 
 def _statistics(path: StatePath, footer: Footer, rows: RowScan) -> Iterator[Finding]:

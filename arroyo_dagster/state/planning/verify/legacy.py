@@ -103,7 +103,14 @@ def _trap_findings(facts: LegacyFacts) -> Iterator[Finding]:
         if lost:
             yield _trap(facts, epoch, lost)
         elif facts.paths.legacy_metadata(epoch) in facts.objects:
-            yield from _hole_findings(facts, epoch)
+            path = facts.paths.legacy_metadata(epoch)
+            metadata = facts.objects.get(path)
+            step = f"epoch {epoch} cannot be restored; choose another"
+            if isinstance(metadata, Unreadable):
+                yield unreadable_finding(path, metadata, critical=False)
+            elif metadata is None:
+                evidence = f"epoch {epoch} has operators, but no metadata, though a later one has"
+                yield warning("epoch-missing", path, evidence, step)
 
 
 def _lost_operators(
@@ -124,14 +131,3 @@ def _trap(facts: LegacyFacts, epoch: Epoch, lost: list[StatePath]) -> Finding:
     )
     step = f"restore the objects, or replace them by copies of those of epoch {epoch + 1}"
     return either(not facts.managed, "cleanup-trap", lost[0], evidence, step)
-
-
-def _hole_findings(facts: LegacyFacts, epoch: Epoch) -> Iterator[Finding]:
-    path = facts.paths.legacy_metadata(epoch)
-    metadata = facts.objects.get(path)
-    step = f"epoch {epoch} cannot be restored; choose another"
-    if isinstance(metadata, Unreadable):
-        yield unreadable_finding(path, metadata, critical=False)
-    elif metadata is None:
-        evidence = f"epoch {epoch} has operators, but no metadata, though a later one has"
-        yield warning("epoch-missing", path, evidence, step)

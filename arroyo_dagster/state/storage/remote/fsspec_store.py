@@ -199,7 +199,12 @@ class FsspecStore:
         """
         source_key, target_key = self._key(source), self._key(target)
         if create:
-            return self._create_copy(source, target)
+            size_bytes = self._size(source)
+            if size_bytes <= CHUNK_BYTES:
+                return self.create(target, self.read_range(source, 0, size_bytes))
+            if self.head(target) is not None:
+                return False
+            return self._create_multipart(source, target, size_bytes)
         with translated(self.url, source):
             self.filesystem.cp_file(source_key, target_key)
         return True
@@ -258,14 +263,6 @@ class FsspecStore:
             deleted=tuple(path for path in keys if problems[path] is None),
             failed={path: problem for path, problem in problems.items() if problem is not None},
         )
-
-    def _create_copy(self, source: StatePath, target: StatePath) -> bool:
-        size_bytes = self._size(source)
-        if size_bytes <= CHUNK_BYTES:
-            return self.create(target, self.read_range(source, 0, size_bytes))
-        if self.head(target) is not None:
-            return False
-        return self._create_multipart(source, target, size_bytes)
 
     def _create_multipart(self, source: StatePath, target: StatePath, size_bytes: int) -> bool:
         raise StorageError(

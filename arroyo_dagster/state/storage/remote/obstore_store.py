@@ -11,7 +11,8 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar, cast
 
 import obstore
@@ -20,8 +21,11 @@ from obstore import exceptions, store
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.redaction import redact_text, redacted_cause
 from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.conditional_create import prove_once
 from arroyo_dagster.state.storage.failures import (
+    explained,
+    means_no_bucket,
     no_conditional_create,
     root_missing,
     translated,
@@ -34,10 +38,12 @@ from arroyo_dagster.state.storage.names import (
     stored_start,
 )
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
-from arroyo_dagster.state.storage.remote.obstore_deletes import BulkDeletes
 from arroyo_dagster.state.storage.remote.obstore_listing import (
+    ListingChunk,
     chunk_of,
+    chunk_of_batch,
     described,
+    fetched_ahead,
 )
 from arroyo_dagster.state.storage.remote.obstore_options import (
     check_options,
@@ -45,7 +51,6 @@ from arroyo_dagster.state.storage.remote.obstore_options import (
     obstore_options,
     retry_options,
 )
-from arroyo_dagster.state.storage.remote.obstore_walk import UNLISTABLE, ListingWalk
 from arroyo_dagster.state.storage.remote.s3_store import S3Store
 from arroyo_dagster.state.storage.remote.through_fsspec import open_through_fsspec
 from arroyo_dagster.state.storage.retries import ask_again
@@ -392,3 +397,157 @@ def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
             url=str(url),
             next_step="correct or remove the option; options.py lists them",
         ) from redacted_cause(error)
+
+
+# ---- deletes of many objects, and which of them a failed request may have left -------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkDeletes:
+    """Deletes objects of one store.
+
+    Attributes:
+        remote: gives the store of obstore, of this very process.
+        on_s3: whether it deletes many keys a request, as S3 and R2 do.
+        head: describes an object; None if there is none.
+        through_fsspec: gives the store at the same place through fsspec.
+    """
+
+    remote: Callable[[], Any]
+    on_s3: bool
+    head: Callable[[StatePath], ObjectInfo | None]
+    through_fsspec: Callable[[], FsspecStore]
+
+    def errors(self, keys: Mapping[StatePath, str]) -> Mapping[StatePath, str]:
+        """Delete up to 1000 objects; return those that may still exist, with the reason."""
+        try:
+            obstore.delete(self.remote(), [*keys.values()])
+            if not self._stopped_early(keys):
+                return {}
+        except Exception as error:
+            # Find the objects that a failed delete may have left: obstore reports only one
+            # failure.
+            failure = understood(error)
+            if self.on_s3:
+                # A code without a status concerns one key; otherwise the whole request failed.
+                if failure.code is None or failure.status is not None:
+                    return dict.fromkeys(keys, failure.reason)
+                return self.through_fsspec().delete_many(keys).failed
+            if means_no_bucket(error) or (failure.retryable and len(keys) > 1):
+                return dict.fromkeys(keys, failure.reason)
+            problems = concurrently(self._error_of_one, keys.values())
+            return {path: problem for path, problem in zip(keys, problems, strict=True) if problem}
+        return self.through_fsspec().delete_many(keys).failed
+
+    def _stopped_early(self, keys: Mapping[StatePath, str]) -> bool:
+        """Return whether the last of several objects still exists after a bulk delete on S3.
+
+        obstore counts keys that are missing in the server's answer as deleted. A server that stops
+        early omits the last ones.
+        """
+        in_bulk = self.on_s3 and len(keys) > 1
+        return in_bulk and self.head([*keys][-1]) is not None
+
+    def _error_of_one(self, key: str) -> str | None:
+        try:
+            obstore.delete(self.remote(), key)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            return explained(error)[0]
+        return None
+
+
+# ---- listings of all objects below a directory ---------------------------------------------------
+
+UNLISTABLE = "there are names that obstore cannot list"
+# Each chunk costs a thread switch, which CPython does every 5 ms only: so a chunk is a few pages.
+_CHUNK = 5000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingWalk:
+    """Lists objects of one store.
+
+    Attributes:
+        remote: gives the store of obstore, of this very process.
+        base: what every name begins with: the key prefix of the root, with a slash; or nothing.
+        twin_since: gives the fsspec store, for a reason.
+    """
+
+    remote: Callable[[], Any]
+    url: str
+    base: str
+    twin_since: Callable[[str], FsspecStore]
+
+    def objects(self, below: str, after: str, prefix: str) -> Iterator[ObjectInfo]:
+        """Yield the objects below a directory, in order of their names.
+
+        Args:
+            below, after: as stored; only names that begin with the one and follow the other.
+            prefix: the directory, for the fsspec store that lists what obstore cannot.
+        """
+        last, empty = after, True
+        try:
+            for batch in fetched_ahead(self._batches(below, after, _CHUNK)):
+                empty = False
+                chunk = chunk_of_batch(batch, len(self.base))
+                yield from self._described(chunk, below, after)
+                last = chunk.names[-1]
+        except (exceptions.InvalidPathError, ValueError) as error:
+            start = listed_path(last) if last else None
+            twin = self.twin_since(f"{UNLISTABLE}: {error}")
+            yield from twin.list(prefix, start_after=start)
+            return
+        if empty:
+            self.require_root()
+
+    def _batches(self, below: str, after: str, size: int) -> Iterator[Any]:
+        try:
+            batches = obstore.list(
+                self.remote(),
+                f"{self.base}{below}".rstrip("/") or None,
+                offset=f"{self.base}{after}" if after else None,
+                chunk_size=size,
+                return_arrow=True,
+            )
+            yield from batches
+        except (exceptions.InvalidPathError, ValueError):
+            raise
+        except Exception as error:
+            with translated(self.url, below or None):
+                raise error
+
+    def _described(self, chunk: ListingChunk, below: str, after: str) -> Sequence[ObjectInfo]:
+        """Describe a chunk without markers and without names before those requested (Azure)."""
+        if after or chunk.names[0] <= below:
+            chunk = chunk.kept(lambda name: name.startswith(below) and name > after)
+        # obstore lists a directory's marker `a/` as an object `a`; only empty objects are markers.
+        empty = [name for name, size in zip(chunk.names, chunk.sizes, strict=True) if not size]
+        missing = concurrently(self._is_missing, empty)
+        markers = frozenset(name for name, lacks in zip(empty, missing, strict=True) if lacks)
+        return described(chunk, markers)
+
+    def _is_missing(self, name: str) -> bool:
+        with translated(self.url):
+            try:
+                obstore.head(self.remote(), self.base + name)
+            except FileNotFoundError:
+                return True
+            return False
+
+    def require_root(self) -> None:
+        """Check that the root exists, after an empty listing.
+
+        Raises:
+            NotFoundError: it does not.
+        """
+        # Without a prefix, the empty listing has proved that the bucket exists.
+        if not self.base:
+            return
+        try:
+            batch = next(self._batches("", "", 1), None)
+        except (exceptions.InvalidPathError, ValueError):
+            return
+        if batch is None:
+            raise root_missing(self.url)

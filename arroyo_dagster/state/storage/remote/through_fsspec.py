@@ -6,9 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from arroyo_dagster.state.storage.remote.fsspec_options import adlfs_options, gcsfs_options
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
-from arroyo_dagster.state.storage.remote.s3_store import S3Store
+from arroyo_dagster.state.storage.remote.s3_store import S3Store, adlfs_options, gcsfs_options
 from arroyo_dagster.state.storage.urls import CheckpointUrl
 
 

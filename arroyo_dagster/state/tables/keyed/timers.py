@@ -13,9 +13,8 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.tables.keyed.cells import Slots
 from arroyo_dagster.state.tables.keyed.definition import KeyedForm
-from arroyo_dagster.state.tables.keyed.given import Given, arrays_of
 from arroyo_dagster.state.tables.keyed.rows import Keys
-from arroyo_dagster.state.tables.keyed.view import KeyedView
+from arroyo_dagster.state.tables.keyed.view import Given, KeyedView, arrays_of
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
 from arroyo_dagster.state.tables.messages import RecordBatch
 

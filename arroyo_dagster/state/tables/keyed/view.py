@@ -6,7 +6,10 @@ are. A barrier writes one row for each key that changed, whatever happened to it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +27,6 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
 from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
-from arroyo_dagster.state.tables.keyed.expiries import ExpiryQueue, Times
-from arroyo_dagster.state.tables.keyed.given import Given, arrays_of
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 from arroyo_dagster.state.tables.messages import RecordBatch
@@ -336,3 +337,124 @@ def _newest_rows(keys: Keys, generations: npt.NDArray[np.uint64], rows: Slots) -
     first = np.ones(len(order), bool)
     first[1:] = numbers[order][1:] != numbers[order][:-1]
     return np.sort(order[first])
+
+
+# ---- expiries ------------------------------------------------------------------------------------
+# Slots in the order in which their rows were written: those that reach a ttl are at the front.
+
+Times = npt.NDArray[np.int64]
+
+
+class ExpiryQueue:
+    """Slots by the time of their last write, in microseconds.
+
+    A slot that was written again is in the queue twice; the caller knows its last time.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Slots]] = deque()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def takes(self, times: Times) -> bool:
+        """Whether rows with these times can be added: none is older than the last in the queue."""
+        return not self._waiting or not len(times) or times.min() >= self._waiting[-1][0]
+
+    def add(self, times: Times, slots: Slots) -> None:
+        """Append slots in the order of their times; `takes` accepts these."""
+        order = np.argsort(times, kind="stable")
+        times, slots = times[order], slots[order]
+        starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        for start, end in itertools.pairwise([*starts.tolist(), len(slots)]):
+            self._waiting.append((int(times[start]), slots[start:end]))
+        self._count += len(slots)
+
+    def take(self, until_micros: int) -> Iterator[tuple[int, Slots]]:
+        """Remove and yield, time by time, the slots written at or before a time."""
+        while self._waiting and self._waiting[0][0] <= until_micros:
+            written, slots = self._waiting.popleft()
+            self._count -= len(slots)
+            yield written, slots
+
+
+# ---- columns as operators give and receive them: one array, a struct of several, or rows ---------
+
+Given: TypeAlias = "pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table | Sequence[Any]"
+"""Values: an array; for several columns a struct array, or rows with columns of their names."""
+
+Fields = Sequence[pa.Field]
+
+
+def arrays_of(given: Given, fields: Fields, table: str) -> list[pa.Array]:
+    """Return the columns that were given, as arrays of the fields' types.
+
+    Raises:
+        InputError: other columns or types, or a null where none is allowed.
+    """
+    try:
+        columns = [
+            _array(column, field)
+            for column, field in zip(_split(given, fields), fields, strict=True)
+        ]
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise InputError(
+            f"the columns do not fit their table ({error})",
+            table=table,
+            expected=[f"{field.name}: {field.type}" for field in fields],
+        ) from error
+    if len({len(column) for column in columns}) > 1:
+        raise InputError("the columns have different lengths", table=table)
+    for column, field in zip(columns, fields, strict=True):
+        if column.null_count and not field.nullable:
+            raise InputError(
+                "a column without nulls contains a null",
+                table=table,
+                column=field.name,
+                nulls=column.null_count,
+            )
+    return columns
+
+
+def _split(given: Given, fields: Fields) -> Sequence[Any]:
+    if isinstance(given, pa.RecordBatch | pa.Table):
+        if len(fields) == 1 and given.num_columns == 1:
+            return [given.column(0)]
+        return [_column(given, field.name) for field in fields]
+    if len(fields) == 1:
+        return [given]
+    if isinstance(given, pa.ChunkedArray):
+        given = given.combine_chunks()
+    if isinstance(given, pa.StructArray):
+        if given.null_count:
+            raise ValueError("a row is null")
+        return [_column(given, field.name) for field in fields]
+    if isinstance(given, pa.Array):
+        raise TypeError(f"{len(fields)} columns are expected, not one of type {given.type}")
+    return list(zip(*given, strict=True)) or [[] for _ in fields]
+
+
+def _column(given: pa.RecordBatch | pa.Table | pa.StructArray, name: str) -> Any:
+    if isinstance(given, pa.StructArray):
+        return given.field(name)
+    if given.schema.names.count(name) != 1:
+        raise KeyError(name)
+    return given.column(name)
+
+
+def _array(column: Any, field: pa.Field) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays([pa.array([], column.type), *column.chunks])
+    if not isinstance(column, pa.Array):
+        return pa.array(column, field.type)
+    return column if column.type.equals(field.type) else column.cast(field.type)
+
+
+def joined(columns: Sequence[pa.Array], fields: Fields) -> pa.Array:
+    """Return one array: the only column, or a struct of several."""
+    if len(columns) == 1:
+        return columns[0]
+    return pa.StructArray.from_arrays(columns, fields=list(fields))

@@ -12,8 +12,6 @@ from arroyo_dagster.state.model.tables import TableKind
 from arroyo_dagster.state.model.types import I32, U32, U64, SystemTimeNanos, USize
 from arroyo_dagster.state.tables.known.tables import KnownTable, LaterType
 
-__all__ = ["BUILT_IN"]
-
 # ---- sources -------------------------------------------------------------------------------------
 
 SOURCES = (

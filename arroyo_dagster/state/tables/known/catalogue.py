@@ -30,16 +30,19 @@ Source: crates/arroyo-connectors/src/; crates/arroyo-worker/src/arrow/.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import Type
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
-from arroyo_dagster.state.tables.known.installed import entry_points
 from arroyo_dagster.state.tables.known.tables import KnownTable
 
 if TYPE_CHECKING:
@@ -47,15 +50,6 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.codec.bincode.codec import Codec
 
-__all__ = [
-    "BUILT_IN",
-    "ENTRY_POINTS",
-    "Catalogue",
-    "KnownTable",
-    "TableForm",
-    "default_catalogue",
-    "register_table",
-]
 
 ENTRY_POINTS = "arroyo_dagster.tables"
 """The group of entry points by which installed packages name tables."""
@@ -149,7 +143,18 @@ class Catalogue:
         fitting = [option for option in options if all(map(option.has_version, versions))]
         if not fitting:
             return TableForm(known=options[0], problem=_other_version(options[0], config, versions))
-        return _first_fit(fitting, config, entries)
+        refused: FormatError | None = None
+        for known in fitting:
+            if not known.has_entries and entries:
+                continue
+            try:
+                _decode_all(_codec_of(known.key_type), entries)
+                _decode_all(_codec_of(known.value_type), [value for _, value in entries.values()])
+            except FormatError as error:
+                refused = refused or error
+                continue
+            return TableForm(known=known, key_type=known.key_type, value_type=known.value_type)
+        return TableForm(known=fitting[0], problem=_misfit(fitting[0], config, refused))
 
     def decode_commit_data(
         self, operator: str, config: TableConfig, data: bytes
@@ -175,23 +180,6 @@ def _codec_of(kind: Any) -> Codec[Any]:
     from arroyo_dagster.state.codec.bincode.codec import codec_for
 
     return codec_for(kind)
-
-
-def _first_fit(
-    fitting: Sequence[KnownTable], config: TableConfig, entries: Mapping[bytes, tuple[int, bytes]]
-) -> TableForm:
-    refused: FormatError | None = None
-    for known in fitting:
-        if not known.has_entries and entries:
-            continue
-        try:
-            _decode_all(_codec_of(known.key_type), entries)
-            _decode_all(_codec_of(known.value_type), [value for _, value in entries.values()])
-        except FormatError as error:
-            refused = refused or error
-            continue
-        return TableForm(known=known, key_type=known.key_type, value_type=known.value_type)
-    return TableForm(known=fitting[0], problem=_misfit(fitting[0], config, refused))
 
 
 def _decode_all(codec: Codec[Any], values: Collection[bytes]) -> None:
@@ -299,3 +287,38 @@ def _check(table: object, where: str) -> None:
             found=f"{type(table).__name__} {table!r:.80}",
             next_step="pass KnownTable(owner=…, holds=…, table=…, description=…, key=…, value=…)",
         )
+
+
+# ---- installed -----------------------------------------------------------------------------------
+# The entry points of installed packages, found without `importlib.metadata` where there are none.
+#
+# Loading that module takes as much processor time as the work of a short command, and hardly any
+# package names tables.
+
+_METADATA = (".dist-info", ".egg-info", "egg-info")
+
+
+def entry_points(*, group: str) -> Collection[EntryPoint]:
+    """Return the entry points of a group, of all packages that this process can import."""
+    foreign = (finder for finder in sys.meta_path if finder is not PathFinder)
+    if not any(hasattr(finder, "find_distributions") for finder in foreign) and not any(
+        _may_mention(group, Path(folder)) for folder in sys.path
+    ):
+        return ()
+    import importlib.metadata
+
+    return importlib.metadata.entry_points(group=group)
+
+
+def _may_mention(group: str, folder: Path) -> bool:
+    """Whether the metadata of a package below an entry of `sys.path` mentions a group; True for
+    what is no folder, for example an archive, and for what cannot be read.
+    """
+    try:
+        if not folder.is_dir():
+            return folder.exists()
+        names = [name for name in os.listdir(folder) if name.lower().endswith(_METADATA)]
+        texts = (folder / name / "entry_points.txt" for name in names)
+        return any(group in text.read_text("utf-8") for text in texts if text.is_file())
+    except (OSError, ValueError):
+        return True

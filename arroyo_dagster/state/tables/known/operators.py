@@ -10,14 +10,6 @@ from typing import Annotated
 
 from arroyo_dagster.state.model.types import U64, SystemTimeNanos, enum_of
 
-__all__ = [
-    "AsyncUdfState",
-    "EventTimeReached",
-    "ExpressionWatermarkState",
-    "Idle",
-    "Watermark",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ExpressionWatermarkState:

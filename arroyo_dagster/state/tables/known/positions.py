@@ -27,8 +27,6 @@ from arroyo_dagster.state.tables.known.sources import (
     SSESourceState,
 )
 
-__all__ = ["PositionRule", "rule_of"]
-
 _MOST = 2**63 - 1
 
 

@@ -28,40 +28,6 @@ from arroyo_dagster.state.model.types import (
     enum_of,
 )
 
-__all__ = [
-    "OLD_FILE_SYSTEM_DATA_RECOVERY",
-    "OLD_FILE_TO_FINISH",
-    "OLD_LOCAL_FILE_DATA_RECOVERY",
-    "ColumnBounds",
-    "Empty",
-    "FileCheckpointData",
-    "FilePreCommit",
-    "FileSystemDataRecovery",
-    "FileToCommit",
-    "FileToFinish",
-    "FilesCheckpointV2",
-    "FilesToCommit",
-    "FilesToFinish",
-    "FinishedPart",
-    "IcebergColumn",
-    "IcebergFileMetadata",
-    "InFlightPart",
-    "InProgressFile",
-    "InProgressFileCheckpoint",
-    "InProgressPart",
-    "LocalFile",
-    "LocalFileDataRecovery",
-    "MultiPartInFlight",
-    "MultiPartNotCreated",
-    "MultiPartWriterClosed",
-    "MultiPartWriterUploadCompleted",
-    "Multipart",
-    "MultipartStarted",
-    "New",
-    "Single",
-    "SingleFileToFinish",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ColumnBounds:

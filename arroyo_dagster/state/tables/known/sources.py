@@ -22,30 +22,6 @@ from arroyo_dagster.state.model.types import (
     enum_of,
 )
 
-__all__ = [
-    "Earliest",
-    "FileReadState",
-    "FileSourceEntry",
-    "Finished",
-    "FluvioState",
-    "GeneratorConfig",
-    "ImpulseSourceState",
-    "KafkaState",
-    "KinesisOffset",
-    "Latest",
-    "NatsState",
-    "NexmarkConfig",
-    "NexmarkSourceState",
-    "PollingHttpSourceState",
-    "RabbitmqStreamState",
-    "RecordsRead",
-    "SSESourceState",
-    "SequenceNumber",
-    "ShardState",
-    "Timestamp",
-    "WebsocketSourceState",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class KafkaState:

@@ -10,8 +10,6 @@ from typing import Any
 from arroyo_dagster.state.model.tables import TableConfig, TableKind
 from arroyo_dagster.state.model.types import Type, describe
 
-__all__ = ["KnownTable", "LaterType"]
-
 
 @dataclass(frozen=True, slots=True)
 class LaterType:

@@ -10,8 +10,6 @@ import pyarrow.compute as pc
 from arroyo_dagster.state.codec.operations import INSERT
 from arroyo_dagster.state.tables.live_rows import nanos
 
-__all__ = ["KeyRows", "OlderRows", "RowCondition", "inserts", "removed_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,10 +40,7 @@ def routes(rows: pa.Table, ranges: Sequence[KeyRange]) -> list[Route]:
             return [(index, rows)]
     owners = np.searchsorted(starts, hashes, side="right") - 1
     owners[(owners < 0) | (hashes > ends[owners])] = -1
-    return _split_by_owner(rows, owners, len(ranges))
-
-
-def _split_by_owner(rows: pa.Table, owners: npt.NDArray[np.int64], count: int) -> list[Route]:
+    count = len(ranges)
     order = np.argsort(owners, kind="stable")
     edges = np.searchsorted(owners[order], np.arange(count + 1))
     ordered = rows.take(pa.array(order[edges[0] :]))

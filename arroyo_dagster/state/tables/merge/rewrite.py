@@ -218,7 +218,9 @@ class _Rows:
         whole = self.together([part.rows for part in parts])
         if self.rule.aggregate:
             return restored(whole, self.layout, self.role)
-        return self._not_older(whole)
+        if self.cutoff_micros <= 0:
+            return whole
+        return whole.filter(not_older(whole.column(self.time_at), self.cutoff_micros))
 
     def to_write(self, parts: Sequence[StoredRows], kept: pa.Table) -> pa.Table:
         """Return the rows to write. If no row is kept, these are the rows that mark the keys as
@@ -264,7 +266,7 @@ class _Rows:
         if self.rule is RewriteRule.BATCHES and self.cutoff_micros > 0:
             fresh = not_older(times, self.cutoff_micros).to_numpy()[order]
             order = _led(order, fresh)
-        return kept if _ascending(order) else kept.take(pa.array(order))
+        return kept if bool((order == np.arange(len(order))).all()) else kept.take(pa.array(order))
 
     def led(self, kept: pa.Table) -> pa.Table:
         """Return the rows that record batches can be made of, for an updating join.
@@ -289,19 +291,10 @@ class _Rows:
             return rows
         return rows.filter(pc.invert(self.removes.mask(rows)))
 
-    def _not_older(self, rows: pa.Table) -> pa.Table:
-        if self.cutoff_micros <= 0:
-            return rows
-        return rows.filter(not_older(rows.column(self.time_at), self.cutoff_micros))
-
 
 def _numbers(part: StoredRows) -> npt.NDArray[np.int64]:
     assert part.batches is not None
     return part.batches
-
-
-def _ascending(order: npt.NDArray[np.int64]) -> bool:
-    return bool((order == np.arange(len(order))).all())
 
 
 def _led(order: npt.NDArray[np.int64], fresh: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

@@ -142,7 +142,21 @@ class _RowsMerging:
                 self._in_order.clear()
                 at_once = False
         if not at_once:
-            self._by_ranges()
+            count = 1
+            if self._table.is_divisible:
+                bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
+                count = min(_MAX_RANGES, 1 + bytes_of_range // self._merge.form.memory_bytes)
+            for index, keys in enumerate(self._merge.ranges):
+                left = list(reversed(subranges(keys, count)))
+                while left:
+                    piece = left.pop()
+                    loaded = self._hold(piece)
+                    if isinstance(loaded, _TooMuch):
+                        left.extend(reversed(loaded.ranges))
+                        continue
+                    self._files.add(index, self._merged(loaded))
+                    if left and self._merge.form.sort is SortOrder.TIME:
+                        self._files.close_files()  # every file is sorted by time
         written = self._files.close()
         after = self._read_back(written)
         outputs = tuple(file for files in written.values() for file in files)
@@ -214,7 +228,9 @@ class _RowsMerging:
                         raise _ActOnEachOther
                     tally.rows_in += rows.num_rows
                     kept = self._not_removed(self._not_expired(rows))
-                    self._digest_of(index, kept.schema).add(kept)
+                    if index not in self._in_order:
+                        self._in_order[index] = SequenceDigest(index, _dictionaries(kept.schema))
+                    self._in_order[index].add(kept)
                     self._files.add(index, kept)
         tally.before = sum((digest.finish() for digest in self._in_order.values()), RowsDigest())
 
@@ -225,11 +241,6 @@ class _RowsMerging:
         for rows in self._reader.stream_file(file, source, batch_rows, self._texts):
             self._texts = _dictionaries(rows.schema)
             yield rows
-
-    def _digest_of(self, at: int, schema: pa.Schema) -> SequenceDigest:
-        if at not in self._in_order:
-            self._in_order[at] = SequenceDigest(at, _dictionaries(schema))
-        return self._in_order[at]
 
     def _not_expired(self, rows: pa.Table) -> pa.Table:
         if self._merge.cutoff_micros <= 0:
@@ -247,23 +258,6 @@ class _RowsMerging:
         return kept
 
     # ---- by key ranges ---------------------------------------------------------------------------
-
-    def _by_ranges(self) -> None:
-        count = 1
-        if self._table.is_divisible:
-            bytes_of_range = self._merge.size_bytes * _UNPACKED // len(self._merge.ranges)
-            count = min(_MAX_RANGES, 1 + bytes_of_range // self._merge.form.memory_bytes)
-        for index, keys in enumerate(self._merge.ranges):
-            left = list(reversed(subranges(keys, count)))
-            while left:
-                piece = left.pop()
-                loaded = self._hold(piece)
-                if isinstance(loaded, _TooMuch):
-                    left.extend(reversed(loaded.ranges))
-                    continue
-                self._files.add(index, self._merged(loaded))
-                if left and self._merge.form.sort is SortOrder.TIME:
-                    self._files.close_files()  # every file is sorted by time
 
     def _hold(self, piece: KeyRange) -> list[StoredRows] | _TooMuch:
         """Return all rows of a key range; or narrower ranges, if it is divisible and too large."""
@@ -302,15 +296,6 @@ class _RowsMerging:
             tally.drop("rows hidden by a newer generation", rows.num_rows - kept.num_rows)
             rows = kept
         tally.before += digest_rows(rows)
-        return self._sorted(rows, act=act)
-
-    def _deduplicated(self, rows: pa.Table) -> pa.Table:
-        if self._merge.generations is Generations.ALL:
-            return rows
-        layout = RowLayout.of(self._table.config, self._table.memory_schema, managed=True)
-        return newest_at_any_cutoff(rows, layout)
-
-    def _sorted(self, rows: pa.Table, *, act: bool) -> pa.Table:
         sort = self._merge.form.sort
         # A delete affects earlier rows: the order of its key's rows must stay.
         movable = not act or (sort is SortOrder.KEY and self._table.is_divisible)
@@ -318,6 +303,12 @@ class _RowsMerging:
             return rows
         index = rows.num_columns - 2 if sort is SortOrder.KEY else self._table.timestamp_index
         return rows.take(pc.sort_indices(rows.column(index)))  # stable
+
+    def _deduplicated(self, rows: pa.Table) -> pa.Table:
+        if self._merge.generations is Generations.ALL:
+            return rows
+        layout = RowLayout.of(self._table.config, self._table.memory_schema, managed=True)
+        return newest_at_any_cutoff(rows, layout)
 
     # ---- reading back ----------------------------------------------------------------------------
 

@@ -12,10 +12,9 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding, read_bindings
-from arroyo_dagster.dataflow.topics.files import FileSource
 from arroyo_dagster.dataflow.topics.rate import RateSource
 from arroyo_dagster.dataflow.topics.sinks import KeptSink, LinesFolderSink
-from arroyo_dagster.dataflow.topics.wiring import Wired, wire
+from arroyo_dagster.dataflow.topics.wiring import FileSource, Wired, wire
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state import MemoryStore
 from tests.reading import read_on

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.topics import lines, rows
 from arroyo_dagster.dataflow.topics.cells import Shape
-from arroyo_dagster.dataflow.topics.files import FileSource, Format
 from arroyo_dagster.dataflow.topics.folders import LocalFolder
 from arroyo_dagster.dataflow.topics.lines import CsvRows, Lines, record_ends
 from arroyo_dagster.dataflow.topics.rows import ParquetRows
+from arroyo_dagster.dataflow.topics.wiring import FileSource, Format
 from arroyo_dagster.errors import FormatError, ProtocolError
 from tests.reading import read_on, records, stored, values
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arroyo_dagster.dataflow.views.lookup import KeyLookup, Pairs
+from arroyo_dagster.dataflow.views.frames import KeyLookup, Pairs
 from tests.dataflows import Flow, builder, definition, reader, row_of
 
 

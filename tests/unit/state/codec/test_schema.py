@@ -10,9 +10,8 @@ import pytest
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import OperatorCheckpoint
-from arroyo_dagster.state.codec.interval_types import interval_type
 from arroyo_dagster.state.codec.metadata import decode_manifest
-from arroyo_dagster.state.codec.schema import stored_schema
+from arroyo_dagster.state.codec.schema import interval_type, stored_schema
 from tests.compat.arroyo import DATA
 from tests.formats import ExpiringTimeKeyConfig, decode_operator, schema_from_json, schema_to_json
 

@@ -49,6 +49,7 @@ from arroyo_dagster.state.planning.restore.reads import ALL_KEYS
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
+from arroyo_dagster.state.tables.last_writes import decode_pair_columns
 from arroyo_dagster.state.tables.merge.conditions import (
     KeyRows,
     OlderRows,
@@ -56,7 +57,6 @@ from arroyo_dagster.state.tables.merge.conditions import (
     removed_rows,
 )
 from arroyo_dagster.state.tables.merge.rows import merge_rows
-from arroyo_dagster.state.tables.pair_files import decode_pair_columns
 from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader
 
 _WINDOW = ("window_start", "window_end")

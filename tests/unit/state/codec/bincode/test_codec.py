@@ -13,7 +13,8 @@ import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import codec_for
-from arroyo_dagster.state.codec.bincode.codec import MAX_EMPTY_ITEMS, decode, encode
+from arroyo_dagster.state.codec.bincode.codec import decode, encode
+from arroyo_dagster.state.codec.bincode.shapes import MAX_EMPTY_ITEMS
 from tests.formats import types as t
 
 NANOS = 10**9

@@ -11,7 +11,7 @@ from arroyo_dagster.state.operations.catalog.footers import (
     check_newest,
     check_restorable,
 )
-from arroyo_dagster.state.planning.verify.checks import Verdict, unreadable
+from arroyo_dagster.state.planning.verify.findings import Verdict, unreadable
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import copied, run_word_job
 

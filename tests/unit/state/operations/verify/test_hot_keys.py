@@ -9,7 +9,7 @@ import pytest
 
 from arroyo_dagster import AuditSettings, Epoch, MemoryStore, timestamp_table_config
 from arroyo_dagster.errors import FormatError
-from arroyo_dagster.state.operations.verify.hot_keys import hot_keys
+from arroyo_dagster.state.operations.catalog.health import hot_keys
 from tests.fabricated import OPERATOR, PATHS, publish, stored_rows, time_files
 from tests.formats import ExpiringTimeKeyFiles
 

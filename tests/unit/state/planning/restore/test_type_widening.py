@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state.planning.restore.type_widening import bare, fits, type_text
+from arroyo_dagster.state.planning.restore.schema_evolution import bare, fits, type_text
 from tests.formats import schema_to_json
 
 _ITEM = pa.field("item", pa.int32(), nullable=False)

@@ -18,13 +18,12 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.planning.verify.checks import (
     ArrowColumn,
-    JobAge,
-    Severity,
     StoredFile,
-    every_job_recent,
     files_exist,
     restorable,
 )
+from arroyo_dagster.state.planning.verify.findings import Severity
+from arroyo_dagster.state.planning.verify.fleet import JobAge, every_job_recent
 from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles
 from tests.internals import restore_plan
 from tests.unit.state.planning import values

@@ -14,7 +14,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.storage.arroyo.http_json import JsonServer
+from arroyo_dagster.state.storage.arroyo.api import JsonServer
 from tests.loopback import Reply, serving
 
 TOKEN = "s3cr3t-t0ken"

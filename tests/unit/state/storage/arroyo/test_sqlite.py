@@ -15,7 +15,7 @@ import pytest
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state import JobId, MemoryStore, StatePath
-from arroyo_dagster.state.storage.arroyo import database_copy
+from arroyo_dagster.state.storage.arroyo import sqlite
 from tests.compat.arroyo import DATA
 from tests.stores import ArroyoDatabase
 
@@ -120,14 +120,14 @@ def test_nothing_is_written_where_nothing_may_be(database: Path) -> None:
 def test_a_database_that_never_rests_is_an_error_that_may_pass(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = database_copy._copied
+    copied = sqlite._copied
 
     def disturbed(source: Path, directory: Path) -> Path:
         edit(database, "UPDATE job_statuses SET run_id = run_id + 1")
         return copied(source, directory)
 
-    monkeypatch.setattr(database_copy, "_copied", disturbed)
-    monkeypatch.setattr(database_copy, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(sqlite, "_copied", disturbed)
+    monkeypatch.setattr(sqlite, "_PAUSE_SECONDS", 0)
     with pytest.raises(StorageError) as caught:
         state_of(database)
     assert caught.value.retryable
@@ -139,12 +139,12 @@ def test_a_log_that_starts_again_while_it_is_copied_is_noticed(
     edit(database, "PRAGMA journal_mode = WAL")
     keeper = sqlite3.connect(database, isolation_level=None)
     keeper.execute(RUN)
-    before = database_copy._signature(database, 1 << 30)
+    before = sqlite._signature(database, 1 << 30)
     keeper.execute("UPDATE job_statuses SET run_id = 5")
-    grown = database_copy._signature(database, 1 << 30)
+    grown = sqlite._signature(database, 1 << 30)
     keeper.execute("PRAGMA wal_checkpoint(RESTART)")
     keeper.execute("UPDATE job_statuses SET run_id = 6")
-    again = database_copy._signature(database, 1 << 30)
+    again = sqlite._signature(database, 1 << 30)
     keeper.close()
     assert before == grown != again
 

@@ -10,9 +10,9 @@ import pytest
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.storage.failures import understood
 from arroyo_dagster.state.storage.remote.credentials import resolved
-from arroyo_dagster.state.storage.remote.fsspec_options import adlfs_options, gcsfs_options
 from arroyo_dagster.state.storage.remote.obstore_options import obstore_options
 from arroyo_dagster.state.storage.remote.options import normalised
+from arroyo_dagster.state.storage.remote.s3_store import adlfs_options, gcsfs_options
 from tests.stores import parse_url
 
 S3 = parse_url("s3://bucket/key")

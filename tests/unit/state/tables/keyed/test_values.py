@@ -13,7 +13,7 @@ import pytest
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state import DeleteTimeKey, ListState, MapState, Timers, ValueState, keyed_state
-from arroyo_dagster.state.tables.keyed import text_chunks
+from arroyo_dagster.state.tables.keyed import cells
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.live_rows import StoredRows
 from tests.formats import INSERT, encode_operation
@@ -127,7 +127,7 @@ def test_keys_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_values_that_are_overwritten_leave_no_bytes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_chunks, "_CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(cells, "_CHUNK_BYTES", 1 << 12)
     state = opened(Subtasks(keyed_state("t", int, str)))
     keys = list(range(100))
     for turn in range(200):
