@@ -3,7 +3,6 @@ wrong, the stopped job has its own state or the other's, and can go back."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,6 @@ from arroyo_dagster import (
     WriteProtected,
     key_hashes,
     list_jobs,
-    run_undo,
 )
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.tables.known.sources import (
@@ -32,12 +30,11 @@ from arroyo_dagster.state.tables.known.sources import (
     NexmarkSourceState,
 )
 from tests.arroyo_jobs import EVENTS, SECOND, stopped, table_rows, window_config
-from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import EditOutcome, TableAction, is_rewritten, metadata
 from tests.internals import EditOptions, StateSource, plan_fork, run_fork
-from tests.jobs import copied, listing, run_word_job
-from tests.journeys.test_surgery import errors_of, others, state_of
-from tests.shares import Share, all_but, everywhere, some_of
+from tests.jobs import listing, run_word_job
+from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
+from tests.shares import Share, everywhere, some_of
 from tests.stores import Wrapper
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
 
@@ -177,55 +174,6 @@ def test_compacted_files_of_late_epochs_do_not_look_doubled(layout: Layout) -> N
 
 
 # ---- undo and faults -----------------------------------------------------------------------------
-
-
-MODES = pytest.mark.parametrize(
-    ("mode", "crash"),
-    all_but(
-        [("before", False), ("after", False), ("before", True), ("after", True)],
-        [("before", False), ("after", True)],
-    ),
-)
-
-
-def either_state_and_undone(
-    job: SurgeryJob,
-    take: Callable[..., Any],
-    layout: Layout,
-    share: Share,
-    fault: tuple[Literal["before", "after"], bool],
-) -> None:
-    """With a fault at any change, each operator has its own state or the taken one; undo restores
-    the job's own, and the next call takes the other.
-
-    Args:
-        take: executes the change on `store`.
-        fault: when it strikes, and whether the process ends there.
-    """
-    mode, crash = fault
-    before, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    take(store=counted)
-    after = state_of(counted, job.paths)
-    for at in share(range(1, counted.changes + 1), sparse=5):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            take(store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
-        assert others(store).keys() == was.keys(), note
-        found = state_of(store, job.paths)
-        for name, one in found.items():
-            assert one in (before[name], after[name]), note
-        mixed = found not in (before, after)
-        assert not mixed or layout is Layout.LEGACY
-        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
-        if mixed:
-            with pytest.raises(ConflictError, match="was interrupted"):
-                take(store=copied(store))
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was, note
-        take(store=store)
-        assert state_of(store, job.paths) == after, note
 
 
 @everywhere("layout")

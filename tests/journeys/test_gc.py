@@ -112,24 +112,6 @@ def test_an_expiry_without_sizes_lists_nothing_and_reads_every_object_once() -> 
     assert list(plan.data.paths) == sorted(full.data.paths, key=list(plan.data.paths).index)
 
 
-def test_age_count_and_both_say_which_epochs_stay() -> None:
-    clock = Clock()
-    store = begun(8, clock)
-    records = [store.head(PATHS.epoch_record(Epoch(number))) for number in (5, 8)]
-    written = [info.modified_micros or 0 for info in records if info is not None]
-    now = written[1] + 10
-    young = now - written[0]
-
-    def kept(**asked: Any) -> int | None:
-        return plan_gc(store, PATHS, expiry(**asked), now_micros=now).keep_from
-
-    assert kept(micros=young) == 5
-    assert kept(keep=3) == 6
-    assert kept(keep=3, micros=young) == 5
-    assert kept(keep=6, micros=young) == 3
-    assert kept(micros=0) == 7, "the newest and its parent stay"
-
-
 @pytest.mark.parametrize(
     ("mode", "crash"),
     [("before", False), ("after", False), ("after", True), ("partial", True)],

@@ -71,7 +71,6 @@ from tests.gc_jobs import (
     without_ours,
 )
 from tests.jobs import copied, word_job
-from tests.journeys.test_gc_refused import refused
 from tests.journeys.test_gc_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
@@ -349,18 +348,6 @@ def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everyth
         files = operator_references(store.read(left), left).files
         assert len(files) == 2
         assert all(store.head(path) for path in files), "what nobody has decided about stays"
-
-
-def test_metadata_in_a_gap_that_no_cleaning_up_explains_is_refused() -> None:
-    clock = Clock()
-    store, paths = left_behind(clock, min_epoch=10, half=True)
-    refused(
-        store,
-        paths,
-        expiry(2, j="stopped"),
-        clock,
-        "unexplained gap in the chain of epochs: epoch 5 exists",
-    )
 
 
 def test_a_collector_that_does_not_ask_again_is_found_out() -> None:

@@ -157,9 +157,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
         decode_global_keyed_file(data, StatePath("p"))
 
 
-# ---- merging files -------------------------------------------------------------------------------
-
-
 # ---- versions ------------------------------------------------------------------------------------
 
 
