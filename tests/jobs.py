@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -43,6 +43,8 @@ from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles, decode_file
 from tests.internals import LocalRun
 from tests.words import decode_pair
+
+StoreT = TypeVar("StoreT", bound=ObjectStore)
 
 START = dt.datetime(2024, 1, 1)
 TIMED = pa.schema(
@@ -297,6 +299,13 @@ def copied(
             times.append(info.modified_micros)
         twin.put(info.path, store.read(info.path))
     return twin
+
+
+def copy_into(target: StoreT, source: ObjectStore) -> StoreT:
+    """Put every object of a store into another one, and return that."""
+    for info in source.list():
+        target.put(info.path, source.read(info.path))
+    return target
 
 
 def listing(store: ObjectStore) -> dict[StatePath, str | None]:

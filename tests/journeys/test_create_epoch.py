@@ -41,7 +41,7 @@ from tests.internals import (
     run_fork,
     run_rebuild_undo,
 )
-from tests.jobs import copied
+from tests.jobs import copied, copy_into
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.loopback import Reply, serving
@@ -144,9 +144,7 @@ def test_it_is_undone_until_the_database_names_the_epoch(tmp_path: Path, api: st
     source, job = begun_job()
     was = others(job.store)
     run(source, job)
-    target = open_store(str(tmp_path / "state"))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path / "state")), job.store)
     created = others(target)
 
     def undo(*sources: str) -> Result:
@@ -305,9 +303,7 @@ def database(path: Path, state: str) -> str:
 
 def test_the_command_creates_the_epoch_and_names_what_is_left(tmp_path: Path) -> None:
     _, job = begun_job()
-    target = open_store(str(tmp_path / "state"))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path / "state")), job.store)
     known = database(tmp_path / "state.sqlite", "inprogress")
     documented = next(
         text for text in blocks("docs/edit-state.md", "sh") if "--create" in text

@@ -37,7 +37,7 @@ from tests.internals import (
     run_fork,
     run_rebuild_undo,
 )
-from tests.jobs import copied
+from tests.jobs import copied, copy_into
 from tests.journeys.test_create_epoch import check_goes_on
 from tests.journeys.test_fork import below, taken
 from tests.journeys.test_surgery import errors_of, others, state_of
@@ -232,9 +232,7 @@ def test_a_start_meanwhile_ends_it() -> None:
 
 def test_the_command_needs_nothing_by_hand(tmp_path: Path) -> None:
     _, job = jobs()
-    target = open_store(str(tmp_path / "state"))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path / "state")), job.store)
     words = ["fork", "job_a", "job_b", "--create", "--assume", "job_b=stopped"]
     given = [*words, "--url", target.url]
     runner = CliRunner()

@@ -32,7 +32,7 @@ from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.export.epochs import change_feed, unit_of
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.internals import CHANGE, Change
-from tests.jobs import as_multiset, listing, written_by_word_job
+from tests.jobs import as_multiset, copy_into, listing, written_by_word_job
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,7 @@ def test_targets_and_epochs_that_do_not_fit_are_refused(job: StateJob) -> None:
 
 def test_the_command_is_repeatable(job: StateJob, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/state"
-    for info in job.catalog.store.list():
-        open_store(url).put(info.path, job.catalog.store.read(info.path))
+    copy_into(open_store(url), job.catalog.store)
     words = ["export", "main", "keep", "rows", f"{tmp_path}/out", "--url", url, "--nanos", "floor"]
     first = CliRunner().invoke(cli.main, [*words, "--every-epoch"])
     assert first.exit_code == 0, first.output

@@ -37,7 +37,7 @@ from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
 from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
 from arroyo_dagster.state.runtime.lake_table import OpenTable
 from tests.internals import CHANGE, Change
-from tests.jobs import as_multiset, written_by_word_job
+from tests.jobs import as_multiset, copy_into, written_by_word_job
 
 PROJECT = Path(__file__).parents[2]
 
@@ -219,9 +219,7 @@ lakes.export(place, job, job.epochs())
 def test_a_process_killed_between_data_and_commit_loses_and_doubles_nothing(
     kind: str, job: StateJob, tmp_path: Path
 ) -> None:
-    copied = open_store(f"file://{tmp_path}/state")
-    for info in job.catalog.store.list():
-        copied.put(info.path, job.catalog.store.read(info.path))
+    copy_into(open_store(f"file://{tmp_path}/state"), job.catalog.store)
     done = subprocess.run(
         [sys.executable, "-c", KILLED, kind, str(tmp_path)],
         cwd=PROJECT,
@@ -423,8 +421,7 @@ def test_epochs_without_changes_are_no_gap(
 
 def test_the_command_is_repeatable(place: Place, job: StateJob, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/state"
-    for info in job.catalog.store.list():
-        open_store(url).put(info.path, job.catalog.store.read(info.path))
+    copy_into(open_store(url), job.catalog.store)
     words = ["export", "main", "keep", "rows", *place.words, "--url", url]
     first = CliRunner().invoke(cli.main, [*words, "--every-epoch"])
     assert first.exit_code == 0, first.output

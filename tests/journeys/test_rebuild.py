@@ -51,7 +51,7 @@ from tests.formats import (
     metadata,
 )
 from tests.internals import EditOptions, JobDirectory, restored_rows, run_rebuild
-from tests.jobs import word_job, written_by_word_job
+from tests.jobs import copy_into, word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
@@ -328,9 +328,7 @@ def continued_rebuilds(
 
 def test_the_command_plans_then_executes(tmp_path: Path) -> None:
     job = surgery_job(Layout.LEGACY)
-    target = open_store(str(tmp_path))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path)), job.store)
     lost(target, job.paths, "window_3")
     given = ["rebuild", str(job.paths.root), "--url", str(tmp_path), "--assume", "job_x=stopped"]
     runner = CliRunner()

@@ -43,7 +43,7 @@ from tests.internals import (
     run_edit,
     run_rebuild,
 )
-from tests.jobs import written_by_word_job
+from tests.jobs import copy_into, written_by_word_job
 from tests.journeys.test_rebuild import assert_as_good, continued_rebuilds, lists, own, refused
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
@@ -475,9 +475,7 @@ def test_a_rebuild_interrupted_anywhere_is_continued(
 
 def test_the_command_rebuilds_a_job_without_its_fence(tmp_path: Path) -> None:
     job = whole_job()
-    target = open_store(str(tmp_path))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path)), job.store)
     target.delete_many([job.paths.current_generation])
     given = ["rebuild", str(job.paths.root), "--url", str(tmp_path), "--assume"]
     done = CliRunner().invoke(cli.main, [*given, "job_x=stopped", "--yes", "--quiet", "0"])

@@ -29,7 +29,7 @@ from arroyo_dagster.state.planning.slowdown import (
     slowdown_since,
 )
 from tests.internals import LeaseOptions, Pace, lease
-from tests.jobs import copied, word_job, written_by_word_job
+from tests.jobs import copied, copy_into, word_job, written_by_word_job
 from tests.stores import Wrapper
 
 SECOND = 1_000_000
@@ -200,8 +200,7 @@ class Expiring(Wrapper):
     def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
         if verb == "head" and "/table-" in path and not self.done:
             self.done = True
-            for info in self.later.list():
-                self.inner.put(info.path, self.later.read(info.path))
+            copy_into(self.inner, self.later)
             asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
             run_gc(self.inner, PATHS, asked)
             gone = {info.path for info in self.inner.list()} - {i.path for i in self.later.list()}

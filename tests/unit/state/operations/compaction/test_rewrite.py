@@ -64,6 +64,7 @@ from tests.arroyo_jobs import (
     table_rows,
     without_keys,
 )
+from tests.jobs import copy_into
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
@@ -506,8 +507,7 @@ def started_at_the_last_answer(job: ArroyoJob, act: Callable[[JobDirectory], Any
     rest = facts_of(job.paths, JobCondition.STOPPED)
     store, telling = job.store, Telling(rest)
     job.store = MemoryStore()
-    for info in store.list():
-        job.store.put(info.path, store.read(info.path))
+    copy_into(job.store, store)
     act(JobDirectory([telling]))
     job.store = store
     later = facts_of(job.paths, JobCondition.RUNNING)
