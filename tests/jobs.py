@@ -22,6 +22,7 @@ from arroyo_dagster.state import (
     ExpiringTimeKeyTable,
     ExpiringTimeKeyView,
     GlobalKeyedTable,
+    JobPaths,
     MemoryStore,
     ObjectStore,
     Operator,
@@ -261,6 +262,15 @@ def expiring_rows(store: ObjectStore, operator: OperatorCheckpoint, name: Any) -
         view.evict(cutoff_micros(operator.min_watermark_micros, table.config.retention_micros))
         found.update(as_multiset(view.rows()))
     return found
+
+
+def own(store: ObjectStore, paths: JobPaths) -> dict[str, bytes]:
+    """The objects of a job that Arroyo would write, too."""
+    return {
+        str(info.path): store.read(info.path)
+        for info in store.list(paths.root)
+        if "_arroyo_dagster" not in info.path
+    }
 
 
 def as_multiset(rows: pa.Table) -> Counter[Any]:

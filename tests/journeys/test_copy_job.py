@@ -37,7 +37,7 @@ from arroyo_dagster.state.model.surgery.copies import CopyOutcome
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_copy, run_copy
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.internals import LocalRun, lease, read_pins
-from tests.jobs import copied, copy_into, listing, state_of, word_job, written_by_word_job
+from tests.jobs import copied, copy_into, listing, own, state_of, word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -60,15 +60,6 @@ def copy(
     source: ObjectStore, paths: JobPaths, target: ObjectStore, epoch: int | None = None
 ) -> CopyOutcome:
     return run_copy(source, paths, target, epoch, CopyOptions(sleep=lambda _: None))
-
-
-def own(store: ObjectStore, paths: JobPaths) -> dict[str, bytes]:
-    """The objects of a job that Arroyo would write, too."""
-    return {
-        str(info.path): store.read(info.path)
-        for info in store.list(paths.root)
-        if "_arroyo_dagster" not in info.path
-    }
 
 
 # ---- what is copied ------------------------------------------------------------------------------

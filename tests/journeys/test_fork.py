@@ -30,12 +30,12 @@ from arroyo_dagster.state.tables.known.sources import (
     NexmarkSourceState,
 )
 from tests.arroyo_jobs import EVENTS, SECOND, stopped, table_rows, window_config
+from tests.faulty_stores import once_before
 from tests.formats import EditOutcome, TableAction, is_rewritten, metadata
 from tests.internals import EditOptions, StateSource, plan_fork, run_fork
 from tests.jobs import listing, run_word_job
 from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
 from tests.shares import Share, everywhere, some_of
-from tests.stores import Wrapper
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -335,27 +335,17 @@ def test_keys_that_another_build_has_hashed_are_refused(
     refused(taken(other), job, ProtocolError, "hashed by different builds of Arroyo")
 
 
-class _Restarted(Wrapper):
-    """The store of the job, before whose first new file something happens to the source."""
-
-    def __init__(self, store: ObjectStore, then: Callable[[], object]) -> None:
-        super().__init__(store)
-        self._then: Callable[[], object] | None = then
-
-    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
-        if is_rewritten(path) and self._then is not None:
-            then, self._then = self._then, None
-            then()
-        return action()
-
-
 def test_files_that_the_source_writes_again_while_they_are_copied_are_not_taken() -> None:
     """As a legacy run does that ignores the state: its first names are those of old files."""
     source, job = two_jobs(Layout.LEGACY, apart=True)
     was = others(job.store)
     newest = ParquetBackend(source.store, source.paths).load()
     path = next(one for one in reversed(newest.paths) if "/table-k-" in one)
-    store = _Restarted(job.store, lambda: source.store.put(path, source.store.read(path)))
+    store = once_before(
+        job.store,
+        lambda verb, of: is_rewritten(of),
+        lambda: source.store.put(path, source.store.read(path)),
+    )
     with pytest.raises(ConflictError, match="written anew while it was copied"):
         run(source, job, store=store)
     assert others(job.store) == was

@@ -51,7 +51,7 @@ from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.explorer import mutants
-from tests.faulty_stores import Crash, FaultInjecting
+from tests.faulty_stores import Before, Crash, FaultInjecting
 from tests.fleets import OPERATOR, Written, legacy_job
 from tests.gc_jobs import (
     JOB,
@@ -526,13 +526,11 @@ def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() ->
             events.append("asked")
             return knows.look_up(jobs, checkpoints=checkpoints)
 
-    class Watched(Wrapper):
-        def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
-            events.append(f"{verb} data" if "/table-" in path else verb)
-            return action()
+    def note(verb: str, path: str) -> None:
+        events.append(f"{verb} data" if "/table-" in path else verb)
 
     asked = replace(expiry(2), directory=JobDirectory([Listening()]))
-    run_gc(Watched(store), paths, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
+    run_gc(Before(store, note), paths, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
     deletions = [at for at, event in enumerate(events) if event == "delete_many data"]
     assert deletions
     assert all(events[at - 1] == "asked" for at in deletions)

@@ -51,7 +51,7 @@ from tests.formats import (
     metadata,
 )
 from tests.internals import EditOptions, JobDirectory, restored_rows, run_rebuild
-from tests.jobs import copy_into, word_job, written_by_word_job
+from tests.jobs import copy_into, own, word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
@@ -63,15 +63,6 @@ def lost(store: ObjectStore, paths: JobPaths, operator: str, epoch: int = 3) -> 
     data = store.read(path)
     store.delete_many([path])
     return data
-
-
-def own(store: ObjectStore, paths: JobPaths) -> dict[str, bytes]:
-    """The objects of a job that Arroyo would write, too."""
-    return {
-        str(info.path): store.read(info.path)
-        for info in store.list(paths.root)
-        if "_arroyo_dagster" not in info.path
-    }
 
 
 def lists(operator: OperatorCheckpoint) -> dict[str, Any]:
