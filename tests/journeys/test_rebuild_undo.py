@@ -39,8 +39,7 @@ from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import JobCondition, SetWatermark
 from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild, run_rebuild_undo
-from tests.jobs import copy_into
-from tests.journeys.test_rebuild import own
+from tests.jobs import copy_into, own
 from tests.surgery_jobs import SurgeryJob, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
