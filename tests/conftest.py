@@ -56,6 +56,14 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ThreadPoolExecutor", InOrder)
 
 
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of maintenance may be stopped between any three objects."""
+    from tests.formats import objects
+
+    monkeypatch.setattr(objects, "BATCH", 3)
+
+
 ONE_PROCESS = ("spark", "contract")
 """Folders whose tests share a server or a session, which must not be started twice."""
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")

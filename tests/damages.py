@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -42,6 +43,7 @@ from tests.formats import (
 )
 
 Expected = set[tuple[str, str, str]]
+"""Severity, code, object."""
 
 
 def _varint(data: bytes, start: int) -> tuple[int, int]:
@@ -62,9 +64,6 @@ def field_ends(data: bytes) -> list[int]:
         size, end = _varint(data, end)
         ends.append(end + (size if tag & 7 == 2 else 0))
     return ends[:-1]
-
-
-"""Severity, code, object."""
 
 
 def copy_job(store: ObjectStore, paths: JobPaths) -> MemoryStore:
@@ -207,67 +206,88 @@ def notes(code: str, *objects: str) -> Expected:
     return {("note", code, one) for one in objects}
 
 
+# ---- one object ----------------------------------------------------------------------------------
+
+Damage = Callable[[Scene], Expected]
+Pick = Callable[[Scene], StatePath]
+
+
+def _changed(
+    name: str,
+    pick: Pick,
+    code: str,
+    change: Callable[[bytes], bytes] | None = None,
+    told: Callable[..., Expected] = errors,
+    of_managed: Callable[..., Expected] | None = None,
+) -> Damage:
+    """Change the bytes of one object, or remove it.
+
+    Args:
+        told: what is found of it; `of_managed`: if the job is a managed one.
+    """
+
+    def damage(scene: Scene) -> Expected:
+        path = pick(scene)
+        found = of_managed if of_managed is not None and scene.managed else told
+        if change is None:
+            scene.remove(path)
+        else:
+            scene.edit(path, change)
+        return found(code, path)
+
+    damage.__name__ = name
+    return damage
+
+
+def _replaced(name: str, pick: Pick, other: Pick, code: str = "metadata-of-another") -> Damage:
+    """Put the bytes of another object in the place of one."""
+
+    def damage(scene: Scene) -> Expected:
+        path = pick(scene)
+        scene.store.put(path, scene.store.read(other(scene)))
+        return errors(code, path)
+
+    damage.__name__ = name
+    return damage
+
+
+def _entry(
+    name: str, member: str, more: int, code: str, told: Callable[..., Expected] = errors
+) -> Damage:
+    """Change what the newest epoch says of one file of an expiring table."""
+
+    def damage(scene: Scene) -> Expected:
+        file = scene.edit_entry(lambda file: {member: getattr(file, member) + more})
+        return told(code, file.path)
+
+    damage.__name__ = name
+    return damage
+
+
+def _timed(scene: Scene) -> StatePath:
+    return scene.timed()[2].path
+
+
+def _pairs(scene: Scene) -> StatePath:
+    return scene.pairs()[2]
+
+
+def _half(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _without(count: int) -> Callable[[bytes], bytes]:
+    """Cut off so many bytes."""
+    return lambda data: data[:-count]
+
+
 # ---- data files ----------------------------------------------------------------------------------
-
-
-def file_gone(scene: Scene) -> Expected:
-    _, _, file = scene.timed()
-    scene.remove(file.path)
-    return errors("file-missing", file.path)
-
-
-def pairs_file_gone(scene: Scene) -> Expected:
-    _, _, path = scene.pairs()
-    scene.remove(path)
-    return errors("file-missing", path)
-
-
-def file_emptied(scene: Scene) -> Expected:
-    _, _, file = scene.timed()
-    scene.edit(file.path, lambda _: b"")
-    return errors("file-empty", file.path)
 
 
 def flipped(data: bytes, at: int) -> bytes:
     changed = bytearray(data)
     changed[at] ^= 0xFF
     return bytes(changed)
-
-
-def footer_flipped(scene: Scene) -> Expected:
-    _, _, file = scene.timed()
-
-    def flip(data: bytes) -> bytes:
-        length = int.from_bytes(data[-8:-4], "little")
-        return flipped(data, len(data) - 8 - length)
-
-    scene.edit(file.path, flip)
-    return errors("file-broken", file.path)
-
-
-def footer_length_flipped(scene: Scene) -> Expected:
-    _, _, path = scene.pairs()
-    scene.edit(path, lambda data: flipped(data, -6))
-    return errors("file-broken", path)
-
-
-def file_cut_short(scene: Scene) -> Expected:
-    _, _, file = scene.timed()
-    scene.edit(file.path, lambda data: data[: len(data) * 2 // 3])
-    return errors("file-broken", file.path)
-
-
-def page_flipped(scene: Scene) -> Expected:
-    _, _, file = scene.timed()
-    scene.edit(file.path, lambda data: flipped(data, data.index(b"\x28\xb5\x2f\xfd")))
-    return errors("file-broken", file.path)
-
-
-def file_of_another_table(scene: Scene) -> Expected:
-    _, _, file = scene.timed()
-    _, _, other = scene.pairs()
-    scene.edit(file.path, lambda _: scene.store.read(other))
-    return errors("columns-differ", file.path)
 
 
 def column_nullable(scene: Scene) -> Expected:
@@ -280,34 +300,6 @@ def column_nullable(scene: Scene) -> Expected:
 
     scene.edit_rows(file.path, change)
     return errors("columns-differ", file.path)
-
-
-# ---- statistics ----------------------------------------------------------------------------------
-
-
-def low_key_too_high(scene: Scene) -> Expected:
-    file = scene.edit_entry(lambda file: {"min_routing_key": file.min_routing_key + 1})
-    return errors("routing-keys-outside", file.path)
-
-
-def high_key_too_low(scene: Scene) -> Expected:
-    file = scene.edit_entry(lambda file: {"max_routing_key": file.max_routing_key - 1})
-    return errors("routing-keys-outside", file.path)
-
-
-def high_key_too_high(scene: Scene) -> Expected:
-    file = scene.edit_entry(lambda file: {"max_routing_key": file.max_routing_key + 1})
-    return notes("bounds-too-wide", file.path)
-
-
-def time_too_early(scene: Scene) -> Expected:
-    file = scene.edit_entry(lambda file: {"max_timestamp_micros": file.max_timestamp_micros - 1})
-    return errors("timestamps-outside", file.path)
-
-
-def time_too_late(scene: Scene) -> Expected:
-    file = scene.edit_entry(lambda file: {"max_timestamp_micros": file.max_timestamp_micros + 1})
-    return notes("bounds-too-wide", file.path)
 
 
 # ---- values --------------------------------------------------------------------------------------
@@ -432,21 +424,30 @@ def operator_gone_from_the_epoch(scene: Scene) -> Expected:
     return errors("operator-vanished", newest.ref)
 
 
-ANY = (
-    file_gone,
-    pairs_file_gone,
-    file_emptied,
-    footer_flipped,
-    footer_length_flipped,
-    file_cut_short,
-    page_flipped,
-    file_of_another_table,
+def _footer_flipped(data: bytes) -> bytes:
+    length = int.from_bytes(data[-8:-4], "little")
+    return flipped(data, len(data) - 8 - length)
+
+
+def _page_flipped(data: bytes) -> bytes:
+    return flipped(data, data.index(b"\x28\xb5\x2f\xfd"))
+
+
+ANY: tuple[Damage, ...] = (
+    _changed("file_gone", _timed, "file-missing"),
+    _changed("pairs_file_gone", _pairs, "file-missing"),
+    _changed("file_emptied", _timed, "file-empty", lambda _: b""),
+    _changed("footer_flipped", _timed, "file-broken", _footer_flipped),
+    _changed("footer_length_flipped", _pairs, "file-broken", lambda data: flipped(data, -6)),
+    _changed("file_cut_short", _timed, "file-broken", lambda data: data[: len(data) * 2 // 3]),
+    _changed("page_flipped", _timed, "file-broken", _page_flipped),
+    _replaced("file_of_another_table", _timed, _pairs, "columns-differ"),
     column_nullable,
-    low_key_too_high,
-    high_key_too_low,
-    high_key_too_high,
-    time_too_early,
-    time_too_late,
+    _entry("low_key_too_high", "min_routing_key", 1, "routing-keys-outside"),
+    _entry("high_key_too_low", "max_routing_key", -1, "routing-keys-outside"),
+    _entry("high_key_too_high", "max_routing_key", 1, "bounds-too-wide", notes),
+    _entry("time_too_early", "max_timestamp_micros", -1, "timestamps-outside"),
+    _entry("time_too_late", "max_timestamp_micros", 1, "bounds-too-wide", notes),
     key_hash_changed,
     operation_unknown,
     value_broken,
@@ -493,30 +494,6 @@ def _generation_manifest(scene: Scene) -> StatePath:
     return scene.paths.generation_manifest(generation)
 
 
-def manifest_truncated(scene: Scene) -> Expected:
-    ref = scene.newest.ref
-    scene.edit(ref, lambda data: data[: len(data) // 2])
-    return errors("metadata-unreadable", ref)
-
-
-def manifest_gone(scene: Scene) -> Expected:
-    ref = scene.newest.ref
-    scene.remove(ref)
-    return errors("manifest-missing", ref)
-
-
-def manifest_of_the_epoch_before(scene: Scene) -> Expected:
-    ref = scene.newest.ref
-    scene.store.put(ref, scene.store.read(_parent(scene)))
-    return errors("metadata-of-another", ref)
-
-
-def record_broken(scene: Scene) -> Expected:
-    path = _record_path(scene)
-    scene.edit(path, lambda data: data[:-20])
-    return errors("metadata-unreadable", path)
-
-
 def record_pointing_elsewhere(scene: Scene) -> Expected:
     newest = scene.newest
     assert newest.worker_generation is not None
@@ -528,12 +505,6 @@ def record_pointing_out_of_the_job(scene: Scene) -> Expected:
     other = JobPaths(scene.paths.job, PipelineId("other"))
     ref = other.manifest(WorkerGeneration(1), scene.newest.epoch)
     return errors("leads-elsewhere", _edit_record(scene, checkpoint_ref=ref))
-
-
-def record_of_the_epoch_before(scene: Scene) -> Expected:
-    path = _record_path(scene)
-    scene.store.put(path, scene.store.read(_record_path(scene, 1)))
-    return errors("metadata-of-another", path)
 
 
 def record_gone(scene: Scene) -> Expected:
@@ -556,36 +527,6 @@ def parent_out_of_the_job(scene: Scene) -> Expected:
     return errors("leads-elsewhere", newest)
 
 
-def parent_manifest_gone(scene: Scene) -> Expected:
-    ref = _parent(scene)
-    scene.remove(ref)
-    return errors("manifest-missing", ref)
-
-
-def parent_manifest_truncated(scene: Scene) -> Expected:
-    ref = _parent(scene)
-    scene.edit(ref, lambda data: data[: len(data) // 2])
-    return errors("metadata-unreadable", ref)
-
-
-def parent_record_gone(scene: Scene) -> Expected:
-    path = _record_path(scene, 1)
-    scene.remove(path)
-    return errors("record-missing", path)
-
-
-def older_record_gone(scene: Scene) -> Expected:
-    path = _record_path(scene, 2)
-    scene.remove(path)
-    return warnings("record-missing", path)
-
-
-def older_manifest_gone(scene: Scene) -> Expected:
-    ref = scene.backend.load(Epoch(scene.newest.epoch - 2)).ref
-    scene.remove(ref)
-    return warnings("manifest-missing", ref)
-
-
 def fence_stale(scene: Scene) -> Expected:
     path = scene.paths.current_generation
     fence = records.decode_current_generation(scene.store.read(path), path)
@@ -597,31 +538,6 @@ def fence_stale(scene: Scene) -> Expected:
     )
     scene.store.put(path, encode(stale))
     return errors("fence-stale", path)
-
-
-def fence_broken(scene: Scene) -> Expected:
-    path = scene.paths.current_generation
-    scene.edit(path, lambda data: data[:-9])
-    return errors("metadata-unreadable", path)
-
-
-def fence_gone(scene: Scene) -> Expected:
-    path = scene.paths.current_generation
-    scene.remove(path)
-    return warnings("fence-missing", path)
-
-
-def generation_manifest_gone(scene: Scene) -> Expected:
-    path = _generation_manifest(scene)
-    scene.remove(path)
-    # A start of ours finds the records by any older generation, and follows them.
-    return (notes if scene.managed else errors)("generation-manifest-missing", path)
-
-
-def generation_manifest_broken(scene: Scene) -> Expected:
-    path = _generation_manifest(scene)
-    scene.edit(path, lambda data: b"{}")
-    return errors("metadata-unreadable", path)
 
 
 def generation_manifest_of_another(scene: Scene) -> Expected:
@@ -640,27 +556,50 @@ def hint_stale(scene: Scene) -> Expected:
     return (notes if scene.managed else errors)("hint-stale", path)
 
 
-PROTOCOL = (
-    manifest_truncated,
-    manifest_gone,
-    manifest_of_the_epoch_before,
-    record_broken,
+def _ref(scene: Scene) -> StatePath:
+    return scene.newest.ref
+
+
+def _older_ref(scene: Scene) -> StatePath:
+    return scene.backend.load(Epoch(scene.newest.epoch - 2)).ref
+
+
+def _fence(scene: Scene) -> StatePath:
+    return scene.paths.current_generation
+
+
+_parent_record = partial(_record_path, before=1)
+_older_record = partial(_record_path, before=2)
+
+PROTOCOL: tuple[Damage, ...] = (
+    _changed("manifest_truncated", _ref, "metadata-unreadable", _half),
+    _changed("manifest_gone", _ref, "manifest-missing"),
+    _replaced("manifest_of_the_epoch_before", _ref, _parent),
+    _changed("record_broken", _record_path, "metadata-unreadable", _without(20)),
     record_pointing_elsewhere,
     record_pointing_out_of_the_job,
-    record_of_the_epoch_before,
+    _replaced("record_of_the_epoch_before", _record_path, _parent_record),
     record_gone,
     parents_differ,
     parent_out_of_the_job,
-    parent_manifest_gone,
-    parent_manifest_truncated,
-    parent_record_gone,
-    older_record_gone,
-    older_manifest_gone,
+    _changed("parent_manifest_gone", _parent, "manifest-missing"),
+    _changed("parent_manifest_truncated", _parent, "metadata-unreadable", _half),
+    _changed("parent_record_gone", _parent_record, "record-missing"),
+    _changed("older_record_gone", _older_record, "record-missing", told=warnings),
+    _changed("older_manifest_gone", _older_ref, "manifest-missing", told=warnings),
     fence_stale,
-    fence_broken,
-    fence_gone,
-    generation_manifest_gone,
-    generation_manifest_broken,
+    _changed("fence_broken", _fence, "metadata-unreadable", _without(9)),
+    _changed("fence_gone", _fence, "fence-missing", told=warnings),
+    # A start of ours finds the records by any older generation, and follows them.
+    _changed(
+        "generation_manifest_gone",
+        _generation_manifest,
+        "generation-manifest-missing",
+        of_managed=notes,
+    ),
+    _changed(
+        "generation_manifest_broken", _generation_manifest, "metadata-unreadable", lambda _: b"{}"
+    ),
     generation_manifest_of_another,
     hint_stale,
 )
@@ -676,37 +615,15 @@ def _marker(scene: Scene, before: int = 0) -> StatePath:
     return scene.paths.committed(generation, epoch)
 
 
-def marker_gone(scene: Scene) -> Expected:
-    path = _marker(scene)
-    scene.remove(path)
-    return warnings("commit-pending", path)
+_parent_marker = partial(_marker, before=1)
 
-
-def parent_marker_gone(scene: Scene) -> Expected:
-    path = _marker(scene, 1)
-    scene.remove(path)
-    return errors("commit-missing", path)
-
-
-def older_marker_gone(scene: Scene) -> Expected:
-    path = _marker(scene, 2)
-    scene.remove(path)
-    return warnings("commit-missing", path)
-
-
-def marker_of_another(scene: Scene) -> Expected:
-    path = _marker(scene)
-    scene.store.put(path, scene.store.read(_marker(scene, 1)))
-    return errors("metadata-of-another", path)
-
-
-def marker_broken(scene: Scene) -> Expected:
-    path = _marker(scene)
-    scene.edit(path, lambda data: data[:9])
-    return errors("metadata-unreadable", path)
-
-
-COMMITS = (marker_gone, parent_marker_gone, older_marker_gone, marker_of_another, marker_broken)
+COMMITS: tuple[Damage, ...] = (
+    _changed("marker_gone", _marker, "commit-pending", told=warnings),
+    _changed("parent_marker_gone", _parent_marker, "commit-missing"),
+    _changed("older_marker_gone", partial(_marker, before=2), "commit-missing", told=warnings),
+    _replaced("marker_of_another", _marker, _parent_marker),
+    _changed("marker_broken", _marker, "metadata-unreadable", lambda data: data[:9]),
+)
 
 
 def commit_flag_wrong(scene: Scene) -> Expected:
@@ -726,77 +643,29 @@ def _head_path(scene: Scene, before: int = 0) -> StatePath:
     return scene.paths.legacy_metadata(Epoch(scene.newest.epoch - before))
 
 
-def head_truncated(scene: Scene) -> Expected:
-    path = _head_path(scene)
-    scene.edit(path, lambda data: data[:-1])
-    return errors("metadata-unreadable", path)
+_older_head = partial(_head_path, before=3)
+_older_operator = partial(_operator_path, before=3)
+_UNREADABLE = ("metadata-unreadable", _without(1))
 
-
-def head_of_the_epoch_before(scene: Scene) -> Expected:
-    path = _head_path(scene)
-    scene.store.put(path, scene.store.read(_head_path(scene, 1)))
-    return errors("metadata-of-another", path)
-
-
-def head_gone(scene: Scene) -> Expected:
-    path = _head_path(scene)
-    scene.remove(path)
-    return notes("epoch-unfinished", path)
-
-
-def operator_metadata_gone(scene: Scene) -> Expected:
-    path = _operator_path(scene)
-    scene.remove(path)
-    return errors("operator-metadata-missing", path)
-
-
-def operator_metadata_truncated(scene: Scene) -> Expected:
-    path = _operator_path(scene)
-    scene.edit(path, lambda data: data[:-1])
-    return errors("metadata-unreadable", path)
-
-
-def operator_metadata_of_the_epoch_before(scene: Scene) -> Expected:
-    path = _operator_path(scene)
-    scene.store.put(path, scene.store.read(_operator_path(scene, 1)))
-    return errors("metadata-of-another", path)
-
-
-def older_operator_metadata_gone(scene: Scene) -> Expected:
-    path = _operator_path(scene, 3)
-    scene.remove(path)
-    return (warnings if scene.managed else errors)("cleanup-trap", path)
-
-
-def older_operator_metadata_broken(scene: Scene) -> Expected:
-    path = _operator_path(scene, 3)
-    scene.edit(path, lambda data: data[:-1])
-    return (warnings if scene.managed else errors)("cleanup-trap", path)
-
-
-def older_head_gone(scene: Scene) -> Expected:
-    path = _head_path(scene, 3)
-    scene.remove(path)
-    return warnings("epoch-missing", path)
-
-
-def older_head_broken(scene: Scene) -> Expected:
-    path = _head_path(scene, 3)
-    scene.edit(path, lambda data: data[:-1])
-    return warnings("metadata-unreadable", path)
-
-
-LEGACY = (
-    head_truncated,
-    head_of_the_epoch_before,
-    head_gone,
-    operator_metadata_gone,
-    operator_metadata_truncated,
-    operator_metadata_of_the_epoch_before,
-    older_operator_metadata_gone,
-    older_operator_metadata_broken,
-    older_head_gone,
-    older_head_broken,
+LEGACY: tuple[Damage, ...] = (
+    _changed("head_truncated", _head_path, *_UNREADABLE),
+    _replaced("head_of_the_epoch_before", _head_path, partial(_head_path, before=1)),
+    _changed("head_gone", _head_path, "epoch-unfinished", told=notes),
+    _changed("operator_metadata_gone", _operator_path, "operator-metadata-missing"),
+    _changed("operator_metadata_truncated", _operator_path, *_UNREADABLE),
+    _replaced(
+        "operator_metadata_of_the_epoch_before", _operator_path, partial(_operator_path, before=1)
+    ),
+    _changed("older_operator_metadata_gone", _older_operator, "cleanup-trap", of_managed=warnings),
+    _changed(
+        "older_operator_metadata_broken",
+        _older_operator,
+        "cleanup-trap",
+        _without(1),
+        of_managed=warnings,
+    ),
+    _changed("older_head_gone", _older_head, "epoch-missing", told=warnings),
+    _changed("older_head_broken", _older_head, *_UNREADABLE, told=warnings),
 )
 
 

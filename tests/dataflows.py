@@ -282,14 +282,14 @@ def _metrics_in(
 
 
 class KilledAt(Wrapper):
-    """Is killed before its n-th call that writes."""
+    """Is killed before its n-th call that writes an object, or one of such a name."""
 
-    def __init__(self, store: Any, at: int) -> None:
+    def __init__(self, store: Any, at: int, name: str = "") -> None:
         super().__init__(store)
-        self.left = at
+        self._name, self.left = name, at
 
     def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
-        if verb in ("put", "create", "copy", "delete"):
+        if verb in ("put", "create", "copy", "delete") and self._name in path.rpartition("/")[2]:
             self.left -= 1
             if self.left == 0:
                 raise Crash(f"killed before {verb} {path}")

@@ -37,6 +37,41 @@ class Slow(Wrapper):
         return action()
 
 
+class Before(Wrapper):
+    """A store where something happens before every call.
+
+    Args:
+        then: is told the verb and the path; may fail, or wait.
+    """
+
+    def __init__(self, store: ObjectStore, then: Callable[[str, str], object]) -> None:
+        super().__init__(store)
+        self._then = then
+
+    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
+        self._then(verb, path)
+        return action()
+
+
+def once_before(
+    store: ObjectStore,
+    found: Callable[[str, str], bool],
+    then: Callable[[], object],
+    *,
+    number: int = 1,
+) -> Before:
+    """A store where something happens before one call: the n-th that is looked for."""
+    left = [number]
+
+    def told(verb: str, path: str) -> None:
+        if left[0] and found(verb, path):
+            left[0] -= 1
+            if not left[0]:
+                then()
+
+    return Before(store, told)
+
+
 class FaultInjecting(Wrapper):
     """A store whose k-th change fails.
 

@@ -29,6 +29,7 @@ from arroyo_dagster.state.codec import parquet
 from arroyo_dagster.state.codec.maintenance_records import decode_compaction_record
 from arroyo_dagster.state.codec.parquet import FooterFacts
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
+from tests.fleets import legacy_job, protocol_job
 from tests.formats import metadata, read_facts
 from tests.internals import AssumedJobs, JobDirectory
 from tests.jobs import run_word_job, word_job
@@ -43,6 +44,13 @@ JOB: dict[str, Any] = {
     "merge_files_after": 99,
 }
 PATHS = word_job(MemoryStore(), **JOB).paths
+
+
+KINDS: dict[str, JobPaths] = {
+    "ours": PATHS,
+    "protocol": protocol_job("p"),
+    "legacy": legacy_job("j"),
+}
 
 
 class Clock:

@@ -12,7 +12,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from arroyo_dagster.state import (
     ExpiringTimeKeyTable,
     ExpiringTimeKeyView,
     GlobalKeyedTable,
+    JobPaths,
     MemoryStore,
     ObjectStore,
     Operator,
@@ -43,6 +44,8 @@ from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles, decode_file
 from tests.internals import LocalRun
 from tests.words import decode_pair
+
+StoreT = TypeVar("StoreT", bound=ObjectStore)
 
 START = dt.datetime(2024, 1, 1)
 TIMED = pa.schema(
@@ -261,6 +264,15 @@ def expiring_rows(store: ObjectStore, operator: OperatorCheckpoint, name: Any) -
     return found
 
 
+def own(store: ObjectStore, paths: JobPaths) -> dict[str, bytes]:
+    """The objects of a job that Arroyo would write, too."""
+    return {
+        str(info.path): store.read(info.path)
+        for info in store.list(paths.root)
+        if "_arroyo_dagster" not in info.path
+    }
+
+
 def as_multiset(rows: pa.Table) -> Counter[Any]:
     """Rows as tuples, times in nanoseconds."""
     columns = [
@@ -297,6 +309,13 @@ def copied(
             times.append(info.modified_micros)
         twin.put(info.path, store.read(info.path))
     return twin
+
+
+def copy_into(target: StoreT, source: ObjectStore) -> StoreT:
+    """Put every object of a store into another one, and return that."""
+    for info in source.list():
+        target.put(info.path, source.read(info.path))
+    return target
 
 
 def listing(store: ObjectStore) -> dict[StatePath, str | None]:

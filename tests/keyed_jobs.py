@@ -6,8 +6,9 @@ Each row is a command. What the operator sees, and the timers that fire, are its
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from arroyo_dagster.state import (
     OperatorContext,
     ParquetBackend,
     Pipeline,
+    Source,
     TableConfig,
     TableManager,
     TaskInfo,
@@ -31,6 +33,7 @@ from arroyo_dagster.state import (
     keyed_timers,
 )
 from arroyo_dagster.state.runtime.operators import registered
+from tests.internals import Offset
 
 TTL_MICROS = 30
 OPERATIONS = (
@@ -46,6 +49,40 @@ COMMANDS = pa.schema(
     ]
 )
 Command = tuple[str, str, int]
+
+
+class Script(Source):
+    """Commands that are added while the job runs; each epoch takes all there are.
+
+    Args:
+        splits: the parts that subtasks read at the same time.
+    """
+
+    schema = COMMANDS
+
+    def __init__(self, commands: list[Command], splits: int = 1) -> None:
+        self.commands = commands
+        self._splits = splits
+
+    def __deepcopy__(self, memo: Any) -> Script:
+        return self
+
+    def initial_offset(self) -> Offset:
+        return {"row": 0}
+
+    def latest_offset(self, start: Offset) -> Offset:
+        return {"row": len(self.commands)}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
+        rows = end["row"] - start["row"]
+        ends = [start["row"] + rows * at // self._splits for at in range(self._splits + 1)]
+        return list(itertools.pairwise(ends))
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        first, last = partition
+        rows = [(n, *self.commands[n]) for n in range(first, last)]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+        yield pa.record_batch(columns, schema=COMMANDS)
 
 
 class KeepByKey(Operator):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from arroyo_dagster.state import (
     Epoch,
     JobId,
@@ -22,6 +24,13 @@ from tests.internals import merge_operator
 
 PATHS = JobPaths(JobId("j"), PipelineId("p"))
 OPERATOR = OperatorId("o")
+TIMED = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("v", pa.int64()),
+        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
+    ]
+)
 
 
 class Subtasks:

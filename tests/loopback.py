@@ -84,13 +84,22 @@ def serving(answer: Answer, change: Change | None = None) -> Iterator[Loopback]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with listening(Handler) as port:
+        try:
+            yield Loopback(f"http://127.0.0.1:{port}", asked)
+        finally:
+            released.set()
+
+
+@contextlib.contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """A server of requests, on a port of loopback."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield Loopback(f"http://127.0.0.1:{server.server_port}", asked)
+        yield server.server_port
     finally:
-        released.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -152,7 +152,7 @@ def s3_server(name: str, bucket: str) -> Iterator[str]:
     if not server.command.exists():
         pytest.skip(f"{name} {server.version} is not installed: run `make servers`")
     with tempfile.TemporaryDirectory(prefix=f"{name}-") as data, open(f"{data}/log", "wb") as log:
-        port = _free_port()
+        port = free_port()
         command = [str(server.command), *server.arguments(Path(data), port)]
         process = subprocess.Popen(command, cwd=data, stdout=log, stderr=log)
         try:
@@ -198,7 +198,8 @@ def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"the server on port {port} does not answer: {log.read_text()}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listened to a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

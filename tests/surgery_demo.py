@@ -52,6 +52,7 @@ from tests.evolved_jobs import (
     sql_job,
 )
 from tests.internals import EditOptions, StateSource, run_edit, run_evolve, run_fork
+from tests.jobs import copy_into
 from tests.surgery_jobs import BEGAN, NANOS
 
 NOW = EditOptions(quiet_seconds=0)
@@ -176,9 +177,7 @@ def _bootstrap(session: Any, folder: Path) -> None:
     _title("3. Bootstrap: a function computes tables from orders in Parquet up to a cut")
     made = sql_job(Layout.LEGACY, "job_c", Sql(sign=128))
     paths = made.paths
-    store = open_store(str(folder / "checkpoints"))
-    for info in made.store.list():
-        store.put(info.path, made.store.read(info.path))
+    store = copy_into(open_store(str(folder / "checkpoints")), made.store)
     before = loaded(store, paths)
     click.echo(inspect.getsource(history))
     orders = str(_write_orders(folder))

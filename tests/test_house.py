@@ -27,7 +27,7 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 944,
-    "cli": 9_506,
+    "cli": 9_475,
     "dataflow": 21_134,
     "orchestration": 9_981,
     "sdf": 41,
@@ -35,17 +35,17 @@ MOST_LINES = {
     "spark": 7_070,
     "state.codec": 7_645,
     "state.errors": 5,
-    "state.metadata": 3_090,
-    "state.model": 6_231,
-    "state.operations": 29_784,
-    "state.planning": 11_594,
+    "state.metadata": 3_086,
+    "state.model": 6_214,
+    "state.operations": 29_672,
+    "state.planning": 11_591,
     "state.runtime": 3_607,
     "state.storage": 6_056,
     "state.tables": 10_115,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_979
+MOST_LINES_OF_TESTS = 91_954
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -79,7 +79,7 @@ def _anchors(text: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "DESCRIPTION.md"])
 def test_every_link_of_a_page_leads_to_a_page_and_heading(page: str) -> None:
     text = (PROJECT / page).read_text()
     for link in stage.links(text):

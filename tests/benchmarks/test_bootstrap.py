@@ -14,6 +14,7 @@ from tests.arroyo_jobs import SECOND, stopped
 from tests.benchmarks.conftest import Comparison
 from tests.evolved_jobs import Sql, sql_job
 from tests.internals import EditOptions
+from tests.jobs import copy_into
 from tests.surgery_jobs import BEGAN, WATERMARK
 
 EVENTS = 10**7
@@ -43,9 +44,7 @@ def test_ten_million_events_into_a_million_keys_beside_a_query_that_spark_writes
     def fresh() -> Path:
         root = tmp_path / "root"
         shutil.rmtree(root, ignore_errors=True)
-        store = open_store(str(root))
-        for info in made.store.list():
-            store.put(info.path, made.store.read(info.path))
+        copy_into(open_store(str(root)), made.store)
         return root
 
     def ours(root: Path) -> None:

@@ -36,7 +36,7 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.codec.operations import encode_key
 from tests.benchmarks.conftest import Comparison
 from tests.formats import encode_operation
-from tests.keyed_subtasks import Subtasks
+from tests.keyed_subtasks import TIMED, Subtasks
 
 SIZES = (10**4, 10**5, 10**6, 10**7)
 BATCH = 1000
@@ -196,15 +196,6 @@ def test_a_change_costs_the_same_at_any_number_of_keys() -> None:
     for one in figures:
         print(f"{one.keys:>9} keys: {one.memory_bytes} bytes a key beyond key and value, goal 150")
     print(f"restore of {figures[-1].keys} keys: {figures[-1].restore_seconds} s, goal 60")
-
-
-TIMED = pa.schema(
-    [
-        pa.field("k", pa.string()),
-        pa.field("v", pa.int64()),
-        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-    ]
-)
 
 
 def timed_rows(numbers: Any, nanos: int) -> pa.Table:

@@ -32,6 +32,8 @@ import pytest
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.s3_servers import free_port
+
 AZURE_ACCOUNT = "devstoreaccount1"
 # Azurite's own, the same everywhere, printed in its documentation.
 AZURE_KEY = (
@@ -222,7 +224,7 @@ def google_json_server() -> Iterator[str]:
         pytest.skip("gcsfs is not installed: it is on request only, in no requirement file")
     # Else it asks another service of Google's, which nobody plays here, what kind of bucket it is.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    port = _free_port()
+    port = free_port()
     command = [_found("fake-gcs-server"), "-scheme", "http", "-backend", "memory"]
     command += ["-host", "127.0.0.1", "-port", str(port), "-log-level", "error"]
     command += ["-public-host", f"127.0.0.1:{port}"]
@@ -242,7 +244,7 @@ def make_google_bucket(endpoint: str, name: str) -> None:
 @contextlib.contextmanager
 def azure_server(directory: Path) -> Iterator[str]:
     """Give `host:port` of a server of Azure's blobs."""
-    port = _free_port()
+    port = free_port()
     command = [_found("azurite-blob"), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
     with _running([*command, "--disableTelemetry"], port, directory):
@@ -296,13 +298,6 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"the server on port {port} does not answer")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _ask(method: str, url: str, data: bytes, headers: dict[str, str]) -> None:

@@ -3,7 +3,6 @@ and the job goes on from the cut. Whatever goes wrong, it has its own state or t
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,11 +38,10 @@ from tests.arroyo_jobs import (
 )
 from tests.compat.test_surgery import positions
 from tests.evolved_jobs import SESSIONS, Rows, Sql, in_order, loaded, sql_job
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.formats import NewPosition, TableAction, TimeFile
+from tests.formats import EditOutcome, NewPosition, TableAction, TimeFile
 from tests.internals import EditOptions, restored_rows
-from tests.jobs import copied, listing
-from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.jobs import listing
+from tests.journeys.test_surgery import either_state_and_undone, errors_of, others, state_of
 from tests.shares import Share, everywhere
 from tests.surgery_jobs import BEGAN, NANOS, WATERMARK, SurgeryJob
 
@@ -207,23 +205,11 @@ def test_a_fault_at_any_change_leaves_the_own_state_or_the_computed_one(
     layout: Layout, share: Share
 ) -> None:
     job = sql_job(layout, "job_b")
-    before, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    bootstrap(job).run(counted, options())
-    after = state_of(counted, job.paths)
-    for at in share(range(1, counted.changes + 1), sparse=3):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        faulty = FaultInjecting(store, fail_at=at, mode="after", crash=True)
-        with contextlib.suppress(Crash, OSError):
-            bootstrap(job).run(faulty, options())
-        found = state_of(store, job.paths)
-        for name, one in found.items():
-            assert one in (before[name], after[name]), note
-        mixed = found not in (before, after)
-        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was, note
+
+    def take(store: ObjectStore) -> EditOutcome:
+        return bootstrap(job).run(store, options())
+
+    either_state_and_undone(job, take, layout, share, ("after", True), sparse=3)
 
 
 def test_a_bootstrap_that_is_repeated_is_undone_step_by_step() -> None:

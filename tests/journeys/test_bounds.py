@@ -132,6 +132,14 @@ def test_a_position_out_of_bounds_is_refused(url: str, position: str) -> None:
     check_refused(run("edit", "offsets", JOB, f"all={position}", *shared), 1, 2)
 
 
+def check_no_command_reads(file: Path, *shared: str) -> None:
+    of_time = ("--time", "2013-01-05T00:00:00Z", "--lookup", str(file))
+    check_refused(run("edit", "offsets", JOB, *of_time, *shared), 1)
+    check_refused(run("gc", "run", "orphans", JOB, "--plan", str(file), *shared), 1)
+    check_refused(run("gc", "plan", "orphans", JOB, "--listing", str(file), *shared), 1)
+    check_refused(run("evolve", JOB, JOB, "--overrides", str(file), *shared), 1)
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 10**5, '{"0":' * 10**5, '{"0":' + "[" * 500 + "]" * 500 + "}"]
 )
@@ -139,13 +147,9 @@ def test_deeply_nested_json_is_refused(url: str, tmp_path: Path, text: str) -> N
     file = tmp_path / "deep.json"
     file.write_text(text)
     shared = ("--url", url, "--assume", f"{JOB}=stopped")
-    of_time = ("--time", "2013-01-05T00:00:00Z", "--lookup", str(file))
-    check_refused(run("edit", "offsets", JOB, *of_time, *shared), 1)
+    check_no_command_reads(file, *shared)
     check_refused(run("edit", "set", JOB, "source_flights_0", "f", text, text, *shared), 1)
     check_refused(run("jobs", "--assume", f"@{file}", "--url", url), 1, 2)
-    check_refused(run("gc", "run", "orphans", JOB, "--plan", str(file), *shared), 1)
-    check_refused(run("gc", "plan", "orphans", JOB, "--listing", str(file), *shared), 1)
-    check_refused(run("evolve", JOB, JOB, "--overrides", str(file), *shared), 1)
 
 
 def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
@@ -154,12 +158,7 @@ def test_a_document_too_large_for_memory_is_refused_before_it_is_read(
     file = tmp_path / "large.json"
     with file.open("wb") as large:
         large.truncate(1 << 40)  # takes no space, and fits into no memory
-    shared = ("--url", url, "--assume", f"{JOB}=stopped")
-    of_time = ("--time", "2013-01-05T00:00:00Z", "--lookup", str(file))
-    check_refused(run("edit", "offsets", JOB, *of_time, *shared), 1)
-    check_refused(run("gc", "run", "orphans", JOB, "--plan", str(file), *shared), 1)
-    check_refused(run("gc", "plan", "orphans", JOB, "--listing", str(file), *shared), 1)
-    check_refused(run("evolve", JOB, JOB, "--overrides", str(file), *shared), 1)
+    check_no_command_reads(file, "--url", url, "--assume", f"{JOB}=stopped")
     definition = run("sdf", "run", str(file))
     assert definition.exit_code == 1
     assert "is longer than" in definition.output

@@ -115,24 +115,6 @@ def test_clocks_that_disagree_are_refused_with_both_times(paths: JobPaths, off: 
 
 
 @BOTH
-@pytest.mark.parametrize("off", [-299 * SECOND, 299 * SECOND])
-def test_a_disagreement_within_the_margin_is_accepted(paths: JobPaths, off: int) -> None:
-    clock = Clock()
-    job = begun(paths, clock, off=off)
-    clock.days(30)
-    assert planned(job.store, paths, expiry(micros=WEEK, **STOPPED), clock).epochs
-
-
-@BOTH
-@pytest.mark.parametrize("off", [-10 * DAY, 10 * DAY])
-def test_expiry_by_count_needs_no_clock(paths: JobPaths, off: int) -> None:
-    clock = Clock()
-    job = begun(paths, clock, off=off)
-    done = run_gc(job.store, paths, expiry(2, **STOPPED), GcOptions(clock=clock, pace=QUICK))
-    assert done.done
-
-
-@BOTH
 def test_a_stopped_job_that_was_copied_is_as_old_as_the_copy(paths: JobPaths) -> None:
     clock = Clock()
     job = begun(paths, clock)
@@ -173,17 +155,6 @@ def test_metadata_that_was_rewritten_later_is_no_error_of_a_clock(
     job.store.put(rewritten, job.store.read(rewritten))
     assert planned(job.store, paths, expiry(micros=WEEK, **STOPPED), clock).epochs
     planned(job.store, paths, orphans(**STOPPED), clock)
-
-
-def test_a_claim_made_at_a_later_start_is_no_error_of_a_clock() -> None:
-    clock = Clock()
-    job = begun(PROTOCOL, clock)
-    clock.micros += SECOND
-    job._start = clock.micros - (job.epoch + 1) * SECOND
-    job.write(record=False)
-    clock.days(2)
-    job.claim()
-    planned(job.store, PROTOCOL, orphans(**STOPPED), clock)
 
 
 class Timeless(Wrapper):

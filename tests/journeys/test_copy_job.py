@@ -37,7 +37,7 @@ from arroyo_dagster.state.model.surgery.copies import CopyOutcome
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_copy, run_copy
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.internals import LocalRun, lease, read_pins
-from tests.jobs import copied, listing, state_of, word_job, written_by_word_job
+from tests.jobs import copied, copy_into, listing, own, state_of, word_job, written_by_word_job
 from tests.surgery_jobs import held_rows, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -60,15 +60,6 @@ def copy(
     source: ObjectStore, paths: JobPaths, target: ObjectStore, epoch: int | None = None
 ) -> CopyOutcome:
     return run_copy(source, paths, target, epoch, CopyOptions(sleep=lambda _: None))
-
-
-def own(store: ObjectStore, paths: JobPaths) -> dict[str, bytes]:
-    """The objects of a job that Arroyo would write, too."""
-    return {
-        str(info.path): store.read(info.path)
-        for info in store.list(paths.root)
-        if "_arroyo_dagster" not in info.path
-    }
 
 
 # ---- what is copied ------------------------------------------------------------------------------
@@ -253,9 +244,7 @@ def is_startable(store: ObjectStore, paths: JobPaths) -> bool:
 
 def test_the_command_copies_from_and_to_a_folder(tmp_path: Path) -> None:
     memory = written()
-    source = open_store(f"file://{tmp_path}/source")
-    for info in memory.list():
-        source.put(info.path, memory.read(info.path))
+    copy_into(open_store(f"file://{tmp_path}/source"), memory)
     name = job(memory).paths.root
     args = ["copy", name, f"{tmp_path}/target", "--url", f"{tmp_path}/source"]
     shown = CliRunner().invoke(cli.main, args, catch_exceptions=False)

@@ -47,8 +47,7 @@ from tests.internals import (
     run_fork,
 )
 from tests.jobs import listing
-from tests.journeys.test_fork import MODES, either_state_and_undone
-from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
 from tests.shares import Share, everywhere
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, held_rows
 

@@ -3,7 +3,6 @@ wrong, the stopped job has its own state or the other's, and can go back."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,6 @@ from arroyo_dagster import (
     WriteProtected,
     key_hashes,
     list_jobs,
-    run_undo,
 )
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.tables.known.sources import (
@@ -32,13 +30,12 @@ from arroyo_dagster.state.tables.known.sources import (
     NexmarkSourceState,
 )
 from tests.arroyo_jobs import EVENTS, SECOND, stopped, table_rows, window_config
-from tests.faulty_stores import Crash, FaultInjecting
+from tests.faulty_stores import once_before
 from tests.formats import EditOutcome, TableAction, is_rewritten, metadata
 from tests.internals import EditOptions, StateSource, plan_fork, run_fork
-from tests.jobs import copied, listing, run_word_job
-from tests.journeys.test_surgery import errors_of, others, state_of
-from tests.shares import Share, all_but, everywhere, some_of
-from tests.stores import Wrapper
+from tests.jobs import listing, run_word_job
+from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
+from tests.shares import Share, everywhere, some_of
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -177,55 +174,6 @@ def test_compacted_files_of_late_epochs_do_not_look_doubled(layout: Layout) -> N
 
 
 # ---- undo and faults -----------------------------------------------------------------------------
-
-
-MODES = pytest.mark.parametrize(
-    ("mode", "crash"),
-    all_but(
-        [("before", False), ("after", False), ("before", True), ("after", True)],
-        [("before", False), ("after", True)],
-    ),
-)
-
-
-def either_state_and_undone(
-    job: SurgeryJob,
-    take: Callable[..., Any],
-    layout: Layout,
-    share: Share,
-    fault: tuple[Literal["before", "after"], bool],
-) -> None:
-    """With a fault at any change, each operator has its own state or the taken one; undo restores
-    the job's own, and the next call takes the other.
-
-    Args:
-        take: executes the change on `store`.
-        fault: when it strikes, and whether the process ends there.
-    """
-    mode, crash = fault
-    before, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    take(store=counted)
-    after = state_of(counted, job.paths)
-    for at in share(range(1, counted.changes + 1), sparse=5):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            take(store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
-        assert others(store).keys() == was.keys(), note
-        found = state_of(store, job.paths)
-        for name, one in found.items():
-            assert one in (before[name], after[name]), note
-        mixed = found not in (before, after)
-        assert not mixed or layout is Layout.LEGACY
-        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
-        if mixed:
-            with pytest.raises(ConflictError, match="was interrupted"):
-                take(store=copied(store))
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was, note
-        take(store=store)
-        assert state_of(store, job.paths) == after, note
 
 
 @everywhere("layout")
@@ -387,27 +335,17 @@ def test_keys_that_another_build_has_hashed_are_refused(
     refused(taken(other), job, ProtocolError, "hashed by different builds of Arroyo")
 
 
-class _Restarted(Wrapper):
-    """The store of the job, before whose first new file something happens to the source."""
-
-    def __init__(self, store: ObjectStore, then: Callable[[], object]) -> None:
-        super().__init__(store)
-        self._then: Callable[[], object] | None = then
-
-    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
-        if is_rewritten(path) and self._then is not None:
-            then, self._then = self._then, None
-            then()
-        return action()
-
-
 def test_files_that_the_source_writes_again_while_they_are_copied_are_not_taken() -> None:
     """As a legacy run does that ignores the state: its first names are those of old files."""
     source, job = two_jobs(Layout.LEGACY, apart=True)
     was = others(job.store)
     newest = ParquetBackend(source.store, source.paths).load()
     path = next(one for one in reversed(newest.paths) if "/table-k-" in one)
-    store = _Restarted(job.store, lambda: source.store.put(path, source.store.read(path)))
+    store = once_before(
+        job.store,
+        lambda verb, of: is_rewritten(of),
+        lambda: source.store.put(path, source.store.read(path)),
+    )
     with pytest.raises(ConflictError, match="written anew while it was copied"):
         run(source, job, store=store)
     assert others(job.store) == was

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from arroyo_dagster import Layout, MemoryStore, ParquetBackend, cli, configure, find_job
-from tests.jobs import listing
+from tests.jobs import copy_into, listing
 from tests.journeys.test_create_epoch import begun_job
 from tests.journeys.test_fork import two_jobs
 from tests.programs import Operator, program_database
@@ -19,9 +19,7 @@ from tests.programs import Operator, program_database
 @pytest.fixture(params=[True, False], ids=["create", "fork"])
 def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[MemoryStore, bool]]:
     source, _ = begun_job() if request.param else two_jobs(Layout.LEGACY)
-    store = MemoryStore(f"fork-graphs-{tmp_path.name}")
-    for info in source.store.list():
-        store.put(info.path, source.store.read(info.path))
+    store = copy_into(MemoryStore(f"fork-graphs-{tmp_path.name}"), source.store)
     yield store, request.param
     configure(None)
 

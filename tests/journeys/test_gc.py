@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from arroyo_dagster import (
+    CompactionPolicy,
+    CompactionSettings,
     Epoch,
     GcOptions,
     Layout,
@@ -21,9 +23,10 @@ from arroyo_dagster import (
     list_jobs,
     open_store,
     plan_gc,
+    run_compaction,
     run_gc,
 )
-from arroyo_dagster.errors import StorageError
+from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from arroyo_dagster.state.storage.wrappers import Counting
@@ -31,6 +34,7 @@ from tests.compat.arroyo import ARCHIVES, unpack
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written, legacy_job
 from tests.gc_jobs import (
+    JOB,
     PATHS,
     Clock,
     Interrupted,
@@ -43,8 +47,9 @@ from tests.gc_jobs import (
     whole,
     without_ours,
 )
-from tests.internals import Pace, read_journal, read_roots
-from tests.jobs import copied, run_word_job
+from tests.internals import LocalRun, Pace, read_journal, read_roots
+from tests.jobs import copied, output_of, run_word_job, state_of, word_job
+from tests.shares import EITHER_OR_BOTH, either_or_both
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -67,7 +72,10 @@ def test_an_expiry_keeps_what_it_says_and_a_second_one_finds_nothing() -> None:
     again = run_gc(store, PATHS, expiry(3), GcOptions(clock=clock))
     assert (again.done, again.plan.objects) == (False, 0)
     assert data_files(store, PATHS) == reachable(store, PATHS)
-    run_word_job(store, rows=24, rows_per_epoch=2, keep_epochs=None, merge_files_after=99)
+    with pytest.raises(InputError, match="at least 1"):
+        run_gc(store, PATHS, expiry(0), GcOptions(clock=clock))
+    restorable(store, PATHS, 6, 7, 8)
+    run_word_job(store, **JOB)
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
@@ -112,24 +120,16 @@ def test_an_expiry_without_sizes_lists_nothing_and_reads_every_object_once() -> 
     assert list(plan.data.paths) == sorted(full.data.paths, key=list(plan.data.paths).index)
 
 
-def test_age_count_and_both_say_which_epochs_stay() -> None:
-    clock = Clock()
-    store = begun(8, clock)
-    records = [store.head(PATHS.epoch_record(Epoch(number))) for number in (5, 8)]
-    written = [info.modified_micros or 0 for info in records if info is not None]
-    now = written[1] + 10
-    young = now - written[0]
-
-    def kept(**asked: Any) -> int | None:
-        return plan_gc(store, PATHS, expiry(**asked), now_micros=now).keep_from
-
-    assert kept(micros=young) == 5
-    assert kept(keep=3) == 6
-    assert kept(keep=3, micros=young) == 5
-    assert kept(keep=6, micros=young) == 3
-    assert kept(micros=0) == 7, "the newest and its parent stay"
+def ended(store: MemoryStore) -> tuple[Any, Any]:
+    """What a job of at most 8 epochs holds and has put out at its end."""
+    job = {**JOB, "rows": 16}
+    run_word_job(store, **job)
+    found = state_of(store, word_job(store, **job))
+    found.pop("")
+    return found, output_of(store)
 
 
+@EITHER_OR_BOTH
 @pytest.mark.parametrize(
     ("mode", "crash"),
     [("before", False), ("after", False), ("after", True), ("partial", True)],
@@ -137,10 +137,10 @@ def test_age_count_and_both_say_which_epochs_stay() -> None:
 )
 @pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
 def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes(
-    mode: Literal["before", "after", "partial"], crash: bool, aside: bool
+    mode: Literal["before", "after", "partial"], crash: bool, aside: bool, both: bool
 ) -> None:
     clock = Clock()
-    start = begun(5, clock, sinks=0, parallelism=1)
+    start, expected = begun(6, clock, rows=16), ended(begun(1, rows=16))
 
     def run(store: Any) -> Any:
         later = Clock()
@@ -164,12 +164,38 @@ def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes
         faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
         with contextlib.suppress(Crash, StorageError):
             run(faulty)
-        whole(store, PATHS, 4, 5)
+        whole(store, PATHS, 5, 6)
+        at_once = copied(store)
         run(store)
         assert without_ours(store) == clean, f"fault at change {at}: not finished by the next run"
         outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, PATHS)}
         assert "unknown" not in outcomes, f"fault at change {at}"
         assert all(one.ended for one in list_runs(store, PATHS)), f"fault at change {at}"
+        # To a job, what was moved aside is gone as what was deleted.
+        for end in either_or_both(at_once, store, at, both=both) if both or not aside else ():
+            assert ended(end) == expected, f"fault at change {at}"
+
+
+def test_after_a_compaction_most_files_go_and_what_waits_to_be_taken_over_stays() -> None:
+    full = CompactionSettings(policy=CompactionPolicy.FULL)
+    expected = ended(begun(1, rows=16))
+    store = begun(6, rows=16)
+    run_compaction(store, PATHS, full)
+    files = data_files(store, PATHS)
+    run_gc(store, PATHS, expiry(2))
+    assert len(data_files(store, PATHS)) < len(files)
+    whole(store, PATHS, *ParquetBackend(store, PATHS).epochs()[-2:])
+    assert ended(store) == expected
+    store = MemoryStore()
+    run = LocalRun.start(word_job(store, **{**JOB, "rows": 16}), store)
+    for _ in range(6):
+        run.step()
+    run_compaction(store, PATHS, full)
+    run_gc(store, PATHS, expiry(2))
+    run.step()
+    run_gc(store, PATHS, expiry(2))
+    whole(store, PATHS, *ParquetBackend(store, PATHS).epochs()[-2:])
+    assert ended(store) == expected
 
 
 def _died() -> None:

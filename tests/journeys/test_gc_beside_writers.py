@@ -20,7 +20,7 @@ from arroyo_dagster import (
     plan_gc,
     run_gc,
 )
-from arroyo_dagster.errors import ArroyoStateError, ConflictError, ProtocolError
+from arroyo_dagster.errors import ArroyoStateError, ConflictError
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.planning.restore import recovery
 from tests.formats import metadata, records
@@ -149,15 +149,6 @@ def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> N
         assert roots.head.epoch in (3, 6)
 
 
-def test_a_parent_that_is_missing_for_good_is_refused() -> None:
-    store = begun(4, **SMALL)
-    parent = ParquetBackend(store, PATHS).load().parent_ref
-    assert parent is not None
-    store.delete_many([parent])
-    with pytest.raises(ProtocolError, match="refused"):
-        plan_gc(store, PATHS, expiry(2))
-
-
 def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
     clock = Clock()
     store = begun(6, clock, **SMALL)
@@ -183,18 +174,6 @@ def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
     assert sum(count > 0 for count in ended) == 1
     assert all(error.retryable for error in refused)
     restorable(store, PATHS, 5, 6)
-
-
-def test_while_somebody_else_maintains_the_job_nothing_is_deleted() -> None:
-    clock = Clock()
-    store = begun(5, clock, **SMALL)
-    before = data_files(store, PATHS)
-    with (
-        lease(store, PATHS, "a compaction", LeaseOptions(clock=clock)),
-        pytest.raises(ConflictError, match="the job is leased by"),
-    ):
-        run_gc(store, PATHS, expiry(2), GcOptions(clock=clock))
-    assert data_files(store, PATHS) == before
 
 
 def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out() -> None:

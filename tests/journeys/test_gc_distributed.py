@@ -10,26 +10,19 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster import GcOptions, JobPaths, MemoryStore, run_gc
+from arroyo_dagster import GcOptions, MemoryStore, run_gc
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.gc import deleting_on_spark
 from arroyo_dagster.state.operations.engines import OnItems, Threads
 from arroyo_dagster.state.planning.engines import EngineChoice, StepEngine, WorkAmount
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import Written, legacy_job, protocol_job
-from tests.formats import objects
-from tests.gc_jobs import PATHS, Clock, begun, expiry, whole, without_ours
+from tests.fleets import Written
+from tests.gc_jobs import KINDS, Clock, begun, expiry, whole, without_ours
 from tests.internals import Pace, UndeleteOptions, read_journal, read_pins, run_undelete
 from tests.jobs import copied
 from tests.shares import Share, dealt_out
 
-pytestmark = pytest.mark.usefixtures("one_at_a_time", "_small_batches")
-
-KINDS: dict[str, JobPaths] = {
-    "ours": PATHS,
-    "protocol": protocol_job("p"),
-    "legacy": legacy_job("j"),
-}
+pytestmark = pytest.mark.usefixtures("one_at_a_time", "small_batches")
 
 
 class LateAttempts:
@@ -69,11 +62,6 @@ class LateAttempts:
                 attempt()
         self._late += [lambda item=item: function(item) for item in items]  # type: ignore[misc]
         return results
-
-
-@pytest.fixture
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "BATCH", 3)
 
 
 def a_job(kind: str, clock: Clock) -> tuple[MemoryStore, int]:

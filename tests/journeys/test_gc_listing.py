@@ -46,6 +46,7 @@ from tests.contract import servers
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
 from tests.formats import GcPlan, iso_micros
 from tests.gc_jobs import DAY, Clock, orphans, whole
+from tests.jobs import copy_into
 from tests.stores import Counting, Wrapper, encode_path
 
 BUCKET, PREFIX = "state", "arroyo/v1"
@@ -527,8 +528,7 @@ def test_a_listing_in_another_bucket_of_s3(monkeypatch: pytest.MonkeyPatch, tmp_
             servers.make_moto_bucket(bucket)
         store = open_store(f"s3::http://{host}/{BUCKET}/{PREFIX}")
         job = Job()
-        for info in job.memory.list():
-            store.put(info.path, job.memory.read(info.path))
+        copy_into(store, job.memory)
         rows = [
             {
                 "path": f"{PREFIX}/{encode_path(info.path)}",

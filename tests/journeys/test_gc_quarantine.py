@@ -12,7 +12,6 @@ import pytest
 from arroyo_dagster import (
     Epoch,
     GcOptions,
-    JobPaths,
     MemoryStore,
     OperatorId,
     ParquetBackend,
@@ -35,7 +34,7 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.operations.gc.undelete import plan_undelete
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import OPERATOR, Written, legacy_job, protocol_job
+from tests.fleets import Written, legacy_job
 from tests.formats import metadata
 from tests.gc_jobs import (
     JOB,
@@ -111,19 +110,6 @@ def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays() -> None:
     assert not run_gc(store, paths, said, GcOptions(clock=clock)).done
 
 
-def test_a_job_s_own_expiry_stops_where_a_pinned_epoch_is_not_whole() -> None:
-    clock = Clock()
-    paths = legacy_job("j")
-    store = MemoryStore(clock=clock)
-    Written(store, paths, start=clock.micros).epochs(15)
-    pin_epoch(store, paths, Epoch(2), clock=clock)
-    store.delete_many([paths.operator_metadata(OPERATOR, Epoch(2))])
-    before = without_ours(store)
-    with pytest.raises(ProtocolError, match="epoch 2 is to be kept, but 1 of its objects"):
-        ParquetBackend(store, paths).cleanup_checkpoint(Epoch(14))
-    assert without_ours(store) == before
-
-
 def test_only_a_whole_epoch_can_be_pinned() -> None:
     clock = Clock()
     store = begun(5, clock, **SMALL)
@@ -154,46 +140,7 @@ def test_an_older_epoch_that_nothing_leads_to_is_a_gap() -> None:
     whole(store, PATHS, 2, 7, 8)
 
 
-def test_a_pinned_epoch_that_somebody_removed_stops_every_collection() -> None:
-    clock = Clock()
-    store = begun(6, clock, **SMALL)
-    pin_epoch(store, PATHS, Epoch(2), clock=clock)
-    expired(store, clock)
-    store.delete_many([PATHS.epoch_record(Epoch(2))])
-    with pytest.raises(ProtocolError, match="pinned epoch 2 does not exist"):
-        expired(store, clock)
-    whole(store, PATHS, 5, 6)
-
-
 # ---- quarantine ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["ours", "protocol", "legacy"])
-def test_what_was_moved_aside_comes_back_byte_for_byte(kind: str) -> None:
-    clock = Clock()
-    paths: JobPaths = {"ours": PATHS, "protocol": protocol_job("p"), "legacy": legacy_job("j")}[
-        kind
-    ]
-    if kind == "ours":
-        store = begun(6, clock, sinks=1, parallelism=1)
-    else:
-        store = MemoryStore(clock=clock)
-        Written(store, paths, start=clock.micros).epochs(16)
-    before = without_ours(store)
-    epochs = ParquetBackend(store, paths).epochs()
-    asked = expiry(2) if kind == "ours" else expiry(2, **{str(paths.root): "stopped"})
-    outcome = run_gc(store, paths, asked, GcOptions(quarantine=True, clock=clock, pace=QUICK))
-    assert outcome.quarantine is not None
-    assert len(without_ours(store)) == len(before) - outcome.deleted
-    # What stays of the epochs in quarantine survives the next expiries.
-    other = list(plan_undelete(store, paths, outcome.quarantine).objects)
-    assert {one.path for one in other} == set(before) - set(without_ours(store))
-    run_undelete(store, paths, outcome.quarantine, UndeleteOptions(clock=clock))
-    assert without_ours(store) == before
-    whole(store, paths, *epochs)
-    assert {pin.epoch for pin in read_pins(store, paths).pins} == set(outcome.plan.epochs)
-    run_undelete(store, paths, outcome.quarantine, UndeleteOptions(clock=clock))
-    assert without_ours(store) == before
 
 
 def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
@@ -262,25 +209,6 @@ def test_what_a_listing_hides_of_a_quarantine_comes_back_and_goes_with_the_rest(
     clock.days(8)
     assert [one.name for one in purge(cut, PATHS, yes=True, clock=clock)] == [aside]
     assert not [info.path for info in store.list(PATHS.quarantine)]
-
-
-def test_a_quarantine_of_another_form_stops_every_collection_and_is_named() -> None:
-    clock = Clock()
-    store = begun(6, clock, **SMALL)
-    aside = str(expired(store, clock, quarantine=True).quarantine)
-    index = PATHS.quarantine / aside / "index.json"
-    fields = json.loads(store.read(index))
-    assert fields.pop("ended")
-    store.put(index, json.dumps(fields).encode())
-    before = without_ours(store)
-    for act in (
-        lambda: run_undelete(store, PATHS, aside, UndeleteOptions(clock=clock)),
-        lambda: run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK)),
-    ):
-        with pytest.raises(FormatError) as caught:
-            act()
-        assert caught.value.facts["path"] == index
-        assert without_ours(store) == before
 
 
 def test_what_lies_where_it_was_is_not_overwritten() -> None:

@@ -17,8 +17,6 @@ from arroyo_dagster import (
     MemoryStore,
     OperatorId,
     ParquetBackend,
-    PlanKind,
-    Retention,
     StatePath,
     TableName,
     WorkerGeneration,
@@ -39,7 +37,6 @@ from tests.gc_jobs import (
     expiry,
     orphans,
     reachable,
-    restorable,
     whole,
     without_ours,
 )
@@ -141,35 +138,6 @@ def test_a_job_of_arroyo_s_in_unknown_condition_is_not_touched(paths: JobPaths) 
     )
 
 
-def test_a_run_id_that_is_not_the_newest_generation_is_refused() -> None:
-    clock = Clock()
-    store, _ = arroyo(PROTOCOL, 5, clock)
-    said: Any = {"p/main": {"condition": "stopped", "run_id": 4}}
-    asked = GcRequest(
-        kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
-    )
-    refused(store, PROTOCOL, asked, clock, "worker generation 1, but the user reports run 4")
-
-
-def test_an_epoch_that_the_database_knows_and_the_store_does_not_is_refused() -> None:
-    clock = Clock()
-    store, _ = arroyo(LEGACY, 15, clock)
-    said: Any = {"j": {"condition": "stopped", "epoch": 17}}
-    asked = GcRequest(
-        kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2), directory=directory(**said)
-    )
-    refused(store, LEGACY, asked, clock, "reports epoch 17")
-
-
-def test_a_job_of_arroyo_s_whose_commit_is_not_finished_is_refused() -> None:
-    clock = Clock()
-    store, job = arroyo(PROTOCOL, 4, clock)
-    job.write(committing=True)
-    refused(store, PROTOCOL, expiry(2, **STOPPED), clock, "commit of the newest epoch")
-    job.commit()
-    assert planned(store, PROTOCOL, expiry(2, **STOPPED), clock).epochs == (1, 2, 3)
-
-
 def test_a_job_that_starts_while_it_is_collected_stops_the_collection() -> None:
     clock = Clock()
     store, _ = arroyo(PROTOCOL, 8, clock)
@@ -215,48 +183,6 @@ def test_operator_metadata_that_does_not_decode_is_refused(number: int) -> None:
         refused(store, LEGACY, asked, clock, "does not match its format")
 
 
-def test_pins_and_compactions_that_do_not_decode_are_refused() -> None:
-    for path in (PATHS.job_pins, PATHS.compactions / "0000004-x.json"):
-        clock = Clock()
-        store = begun(5, clock, **SMALL)
-        store.put(path, b'{"version":2}')
-        refused(store, PATHS, orphans(), clock, "version|field")
-    store = begun(5, clock, **SMALL)
-    store.put(PATHS.job_pins, b"{")
-    with pytest.raises(FormatError):
-        ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(4))
-    whole(store, PATHS, 1, 2, 3)
-
-
-def test_a_gap_in_the_chain_is_refused() -> None:
-    clock = Clock()
-    store, _ = arroyo(LEGACY, 15, clock)
-    store.delete_many([LEGACY.legacy_metadata(Epoch(8))])
-    refused(
-        store,
-        LEGACY,
-        expiry(2, **STOPPED),
-        clock,
-        "unexplained gap in the chain of epochs: epoch 7",
-    )
-    store = begun(6, clock, **SMALL)
-    manifest = ParquetBackend(store, PATHS).load_checkpoint_metadata(Epoch(3)).ref
-    store.delete_many([manifest])
-    refused(store, PATHS, expiry(2), clock, "has a record but no manifest")
-
-
-def test_a_cycle_in_the_chain_is_refused() -> None:
-    clock = Clock()
-    store = begun(6, clock, **SMALL)
-    backend = ParquetBackend(store, PATHS)
-    refs = {epoch: backend.load_checkpoint_metadata(Epoch(epoch)).ref for epoch in (2, 5)}
-    manifest = metadata.decode_manifest(store.read(refs[2]), refs[2])
-    store.put(refs[2], metadata.encode_manifest(replace(manifest, parent_ref=refs[5])))
-    refused(
-        store, PATHS, expiry(2), clock, "refers to a checkpoint|belongs to epoch|is out of order:"
-    )
-
-
 def test_a_newer_version_is_refused() -> None:
     clock = Clock()
     store = begun(5, clock, **SMALL)
@@ -264,9 +190,6 @@ def test_a_newer_version_is_refused() -> None:
     fields = json.loads(store.read(path)) | {"version": 2}
     store.put(path, json.dumps(fields).encode())
     refused(store, PATHS, expiry(2), clock, "version 2")
-    store = begun(5, clock, **SMALL)
-    store.put(PATHS.maintenance / "snapshots" / "x.json", b"{}")
-    refused(store, PATHS, orphans(), clock, "contains data of a newer release: snapshots")
 
 
 class Cut(Wrapper):
@@ -303,24 +226,6 @@ def test_two_deployments_below_one_url_are_refused() -> None:
     refused(store, LEGACY, expiry(2, **STOPPED), clock, "two deployments overlap")
 
 
-def listing_elsewhere(store: MemoryStore, paths: JobPaths, epoch: int, path: str) -> None:
-    """Let an epoch list a file at another path."""
-    ref = paths.manifest(WorkerGeneration(1), Epoch(epoch))
-    manifest = metadata.decode_manifest(store.read(ref), ref)
-    files = GlobalKeyedFiles(files=(StatePath(path),))
-    operator = replace(manifest.operators[0], tables={TABLE: files})
-    store.put(ref, metadata.encode_manifest(replace(manifest, operators=(operator,))))
-
-
-@pytest.mark.parametrize("epoch", [1, 8])
-def test_a_reference_that_leads_out_of_the_job_is_refused(epoch: int) -> None:
-    clock = Clock()
-    store, _ = arroyo(PROTOCOL, 8, clock)
-    store.put(StatePath("p/other/table-x-000"), b"of somebody else")
-    listing_elsewhere(store, PROTOCOL, epoch, "p/other/table-x-000")
-    refused(store, PROTOCOL, expiry(2, **STOPPED), clock, "lists a file outside of its job")
-
-
 @pytest.mark.parametrize("hostile", ["../x/table-a-000", "/etc/passwd", "p/main/%2e%2e/table-a"])
 def test_a_hostile_reference_is_refused(hostile: str) -> None:
     clock = Clock()
@@ -354,77 +259,7 @@ def test_a_collector_whose_clock_is_not_the_store_s_refuses() -> None:
         run_gc(store, PATHS, orphans(), GcOptions(clock=ahead))
 
 
-def test_a_writer_whose_clock_is_ahead_of_the_store_s_is_refused() -> None:
-    clock = Clock()
-    store, job = arroyo(PROTOCOL, 3, clock)
-    job._start += 3_600_000_000
-    job.write()
-    refused(store, PROTOCOL, orphans(**{"p/main": "running"}), clock, "clock is ahead")
-
-
-def test_a_file_without_a_time_is_kept() -> None:
-    clock = Clock()
-    store = begun(5, clock, **SMALL)
-    lost = PATHS.data_file(
-        OperatorId("count"), TableName("counts"), 0, Epoch(2), WorkerGeneration(1), attempt="lost"
-    )
-    store.put(lost, b"x")
-    clock.days(9)
-
-    class NoTimes(Wrapper):
-        def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
-            for info in self.inner.list(prefix, start_after=start_after):
-                yield replace(info, modified_micros=None if info.path == lost else 0)
-
-    plan = planned(NoTimes(store), PATHS, orphans(), clock)
-    assert plan.objects == 0
-    assert plan.stays["no_time"][0] == 1
-
-
 # ---- what is not garbage -------------------------------------------------------------------------
-
-
-def test_half_collected_epochs_are_finished() -> None:
-    """A run that died between any two deletes; here by hand, record by record."""
-    clock = Clock()
-    store = begun(6, clock, **SMALL)
-    backend = ParquetBackend(store, PATHS)
-    oldest = backend.load_checkpoint_metadata(Epoch(1))
-    second = backend.load_checkpoint_metadata(Epoch(2))
-    store.delete_many([PATHS.epoch_record(Epoch(1)), PATHS.epoch_record(Epoch(3)), oldest.ref])
-    staying = {path for epoch in (5, 6) for path in backend.load(Epoch(epoch)).paths}
-    gone = [path for path in second.paths if path not in staying]
-    assert gone
-    store.delete_many(gone)
-    outcome = run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
-    assert outcome.plan.epochs == (2, 3, 4)
-    restorable(store, PATHS, 5, 6)
-    assert data_files(store, PATHS) == reachable(store, PATHS)
-    manifests = [info.path for info in store.list() if info.path.name == "checkpoint-manifest.pb"]
-    assert len(manifests) == 2
-
-
-@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
-def test_a_file_that_skips_epochs_stays_while_any_that_stays_lists_it(paths: JobPaths) -> None:
-    clock = Clock()
-    store, job = arroyo(paths, 2, clock, keep=1)
-    first = job._listed[0]
-    for _ in range(12):
-        clock.micros += 1_000_000
-        job.write()
-    job._keep = 2
-    job._listed = [first]
-    job.write()
-    job._listed = [first]
-    job._keep = 2
-    job.write()
-    said = {str(paths.root): "stopped"}
-    plan = planned(store, paths, expiry(2, **said), clock)
-    assert first not in set(plan.data.paths)
-    assert plan.epochs
-    run_gc(store, paths, expiry(2, **said), GcOptions(clock=clock, pace=QUICK))
-    whole(store, paths, *ParquetBackend(store, paths).epochs())
-    assert store.head(first) is not None
 
 
 def test_names_used_again_after_ignore_state_are_never_taken() -> None:

@@ -18,6 +18,7 @@ from arroyo_dagster.state.operations.catalog.epochs import read_figures
 from arroyo_dagster.state.operations.catalog.health import JobReadings, job_health
 from arroyo_dagster.state.planning.rules import JobHealth
 from tests.fleets import SECOND, START, Written, legacy_job, protocol_job
+from tests.jobs import copy_into
 
 MINUTE = 60 * SECOND
 PATHS = protocol_job("words")
@@ -70,8 +71,7 @@ def test_a_job_is_late_by_an_hour_and_20_epochs_only(
 def test_the_times_of_objects_decide_nothing() -> None:
     store, copy = MemoryStore(clock=lambda: 1), MemoryStore(clock=lambda: NOW // SECOND)
     written(store, 30)
-    for info in store.list():
-        copy.put(info.path, store.read(info.path))
+    copy_into(copy, store)
     assert judged(store) == judged(copy)
     assert codes(judged(copy)) == ["epoch-overdue"]
 

@@ -19,15 +19,13 @@ from arroyo_dagster.state.operations.compaction import controlled_job
 from tests.arroyo_jobs import ArroyoJob, begun
 from tests.arroyo_server import PIPELINE, ModelArroyo, arroyo
 from tests.compat.arroyo import unpack
-from tests.jobs import listing
+from tests.jobs import copy_into, listing
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 
 def moved(job: Any, name: str) -> Any:
     """The job in a store that the command line opens by its URL."""
-    store = MemoryStore(name)
-    for info in job.store.list():
-        store.put(info.path, job.store.read(info.path))
+    store = copy_into(MemoryStore(name), job.store)
     job.store = store
     return job
 
@@ -117,8 +115,7 @@ def test_plans_say_what_the_next_start_loses_of_an_aggregate_without_keys(
     unkeyed: ArroyoJob, checked: str, command: tuple[str, ...]
 ) -> None:
     other = begun(Layout.LEGACY, epochs=5, name="job_a")
-    for info in other.store.list():
-        unkeyed.store.put(info.path, other.store.read(info.path))
+    copy_into(unkeyed.store, other.store)
     findings = json.loads(call(unkeyed, "verify", checked, "--json").stdout)["findings"]
     losses = [one["evidence"] for one in findings if one["code"] == "unkeyed-aggregate"]
     assert len(losses) == 2

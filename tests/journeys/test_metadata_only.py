@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli, open_store
+from arroyo_dagster import open_store
+from tests.commands import document as answer
+from tests.commands import run
 from tests.compat.arroyo import unpack
 from tests.jobs import run_word_job
 
@@ -28,16 +28,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     assert gc.exit_code == 0, gc.output
     return found
-
-
-def run(url: str, *words: str) -> Result:
-    return CliRunner().invoke(cli.main, [*words, "--url", url], catch_exceptions=False)
-
-
-def answer(url: str, *words: str) -> Any:
-    result = run(url, *words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def test_epochs_list_it_and_exit_with_0(url: str) -> None:

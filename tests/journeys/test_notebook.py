@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state import open_state, open_store
-from tests.jobs import listing, written_by_word_job
+from tests.jobs import copy_into, listing, written_by_word_job
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "bucket_to_plot.ipynb"
 DOCUMENT = json.loads(NOTEBOOK.read_text())
@@ -55,8 +55,7 @@ def test_it_reads_a_job_of_ones_own_and_writes_nothing(
 ) -> None:
     store = open_store(f"file://{tmp_path}")
     written = written_by_word_job(rows=60, keep_epochs=None)
-    for info in written.list():
-        store.put(info.path, written.read(info.path))
+    copy_into(store, written)
     before = listing(store)
     monkeypatch.setenv("ARROYO__CHECKPOINT_URL", f"file://{tmp_path}")
     values = run_cells()

@@ -24,17 +24,10 @@ from arroyo_dagster.state.operations.catalog.leases import break_lease
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
-from tests.jobs import listing, run_word_job, word_job, written_by_word_job
+from tests.jobs import copy_into, listing, run_word_job, word_job, written_by_word_job
+from tests.orchestration.results import JOB as OPTIONS
 from tests.orchestration.results import failure
 
-OPTIONS: dict[str, Any] = {
-    "rows": 24,
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
 KEY, OTHER = "words/main", "words/ours"
 MARKED = "is shown and checked, and never compacted, rewritten or deleted"
 CHANGES = {
@@ -62,8 +55,7 @@ def jobs(home: Path) -> Path:
     store = open_store(str(home / "state"), options={"sync": False})
     for job in ("main", "ours"):
         written = written_by_word_job(**OPTIONS, job=job, max_epochs=8)
-        for info in written.list():
-            store.put(info.path, written.read(info.path))
+        copy_into(store, written)
     return home
 
 

@@ -51,10 +51,13 @@ from tests.formats import (
     metadata,
 )
 from tests.internals import EditOptions, JobDirectory, restored_rows, run_rebuild
-from tests.jobs import word_job, written_by_word_job
-from tests.surgery_jobs import held_rows, surgery_job
+from tests.jobs import copy_into, own, word_job, written_by_word_job
+from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
+DAMAGE = pytest.mark.parametrize(
+    "damage", [None, b"", b"\xff\xff"], ids=["missing", "empty", "bad"]
+)
 OPERATORS = ("source_kafka_1", "watermark_2", "window_3", "join_4", "agg_5")
 
 
@@ -65,13 +68,10 @@ def lost(store: ObjectStore, paths: JobPaths, operator: str, epoch: int = 3) -> 
     return data
 
 
-def own(store: ObjectStore, paths: JobPaths) -> dict[str, bytes]:
-    """The objects of a job that Arroyo would write, too."""
-    return {
-        str(info.path): store.read(info.path)
-        for info in store.list(paths.root)
-        if "_arroyo_dagster" not in info.path
-    }
+def lose(store: ObjectStore, path: StatePath, damage: bytes | None = None) -> None:
+    store.delete_many([path])
+    if damage is not None:
+        store.put(path, damage)
 
 
 def lists(operator: OperatorCheckpoint) -> dict[str, Any]:
@@ -92,33 +92,40 @@ def loaded(store: ObjectStore, operator: OperatorCheckpoint) -> dict[str, Any]:
 # ---- rebuilt -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"\xff\xff"], ids=["missing", "empty", "damaged"])
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_lost_metadata_of_an_operator_is_rebuilt_as_it_was(
-    operator: str, damage: bytes | None
-) -> None:
-    job = surgery_job(Layout.LEGACY)
+def rebuilt_as_it_was(
+    job: SurgeryJob, path: StatePath, damage: bytes | None
+) -> tuple[RebuildPlan, StatePath | None]:
+    """Lose an object of epoch 3 and rebuild it as planned. The plan, and where its record is."""
     store, paths = job.store, job.paths
     was, rows = ParquetBackend(store, paths).load(), held_rows(store, paths)
     before = own(store, paths)
-    path = paths.operator_metadata(OperatorId(operator), Epoch(3))
-    lost(store, paths, operator)
-    if damage is not None:
-        store.put(path, damage)
+    lose(store, path, damage)
     plan = plan_rebuild(WriteProtected(store), paths, stopped(paths))
     assert (plan.why_not, list(plan.after), plan.before[path]) == (None, [path], damage)
-    early = operator in ("source_kafka_1", "watermark_2")
-    doubt = "it has no watermark, as at epoch 2" if early else "the watermark is that of epoch 2"
-    assert any(text.startswith(f"{operator}: {doubt}") for text in plan.doubts)
     outcome = run_rebuild(store, paths, stopped(paths), options=replace(NOW, approved=plan.digest))
-    assert outcome.record is not None
     now = ParquetBackend(store, paths).load()
     for old, new in zip(was.operators, now.operators, strict=True):
         assert lists(new) == lists(old)
         assert (new.configs, new.epoch, new.parallelism) == (old.configs, 3, old.parallelism)
     assert held_rows(store, paths) == rows
     assert {at for at, data in own(store, paths).items() if before[at] != data} <= {str(path)}
-    assert json.loads(store.read(outcome.record))["digest"] == plan.digest
+    return plan, outcome.record
+
+
+@DAMAGE
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_lost_metadata_of_an_operator_is_rebuilt_as_it_was(
+    operator: str, damage: bytes | None
+) -> None:
+    job = surgery_job(Layout.LEGACY)
+    store, paths = job.store, job.paths
+    path = paths.operator_metadata(OperatorId(operator), Epoch(3))
+    plan, record = rebuilt_as_it_was(job, path, damage)
+    early = operator in ("source_kafka_1", "watermark_2")
+    doubt = "it has no watermark, as at epoch 2" if early else "the watermark is that of epoch 2"
+    assert any(text.startswith(f"{operator}: {doubt}") for text in plan.doubts)
+    assert record is not None
+    assert json.loads(store.read(record))["digest"] == plan.digest
     with pytest.raises(InputError, match="no metadata of the epoch is missing"):
         plan_rebuild(store, paths, stopped(paths))
 
@@ -328,9 +335,7 @@ def continued_rebuilds(
 
 def test_the_command_plans_then_executes(tmp_path: Path) -> None:
     job = surgery_job(Layout.LEGACY)
-    target = open_store(str(tmp_path))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path)), job.store)
     lost(target, job.paths, "window_3")
     given = ["rebuild", str(job.paths.root), "--url", str(tmp_path), "--assume", "job_x=stopped"]
     runner = CliRunner()

@@ -23,7 +23,6 @@ from arroyo_dagster.state import (
     ParquetBackend,
     StatePath,
     WorkerGeneration,
-    WriteProtected,
     list_jobs,
     open_store,
     verify_job,
@@ -43,8 +42,15 @@ from tests.internals import (
     run_edit,
     run_rebuild,
 )
-from tests.jobs import written_by_word_job
-from tests.journeys.test_rebuild import assert_as_good, continued_rebuilds, lists, own, refused
+from tests.jobs import copy_into, own, written_by_word_job
+from tests.journeys.test_rebuild import (
+    DAMAGE,
+    assert_as_good,
+    continued_rebuilds,
+    lose,
+    rebuilt_as_it_was,
+    refused,
+)
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
@@ -55,11 +61,6 @@ RUN_OPERATOR = OperatorId("window_3")
 def whole_job() -> SurgeryJob:
     """Each subtask of each operator has written its file, as Arroyo does it."""
     return surgery_job(Layout.PROTOCOL, sink_files=2)
-
-
-DAMAGE = pytest.mark.parametrize(
-    "damage", [None, b"", b"\xff\xff"], ids=["missing", "empty", "bad"]
-)
 
 
 def the_manifest(paths: JobPaths, epoch: int = 3) -> StatePath:
@@ -73,12 +74,6 @@ OBJECTS: dict[str, Callable[[JobPaths], StatePath]] = {
 }
 
 
-def lose(store: ObjectStore, path: StatePath, damage: bytes | None = None) -> None:
-    store.delete_many([path])
-    if damage is not None:
-        store.put(path, damage)
-
-
 def restored_epoch(store: ObjectStore, paths: JobPaths) -> int:
     found = ParquetBackend(store, paths).next_restore()
     assert isinstance(found, Restore)
@@ -90,23 +85,8 @@ def restored_epoch(store: ObjectStore, paths: JobPaths) -> int:
 def test_a_lost_object_of_the_newest_epoch_is_rebuilt(name: str, damage: bytes | None) -> None:
     job = whole_job()
     store, paths = job.store, job.paths
-    was, rows, before = (
-        ParquetBackend(store, paths).load(),
-        held_rows(store, paths),
-        own(store, paths),
-    )
-    path = OBJECTS[name](paths)
-    lose(store, path, damage)
-    plan = plan_rebuild(WriteProtected(store), paths, stopped(paths))
-    assert (list(plan.after), plan.before[path]) == ([path], damage)
-    run_rebuild(store, paths, stopped(paths), options=replace(NOW, approved=plan.digest))
-    now = ParquetBackend(store, paths).load()
-    for old, new in zip(was.operators, now.operators, strict=True):
-        assert lists(new) == lists(old)
-        assert (new.configs, new.epoch, new.parallelism) == (old.configs, 3, old.parallelism)
-    assert held_rows(store, paths) == rows
+    rebuilt_as_it_was(job, OBJECTS[name](paths), damage)
     assert restored_epoch(store, paths) == 3
-    assert {at for at, data in own(store, paths).items() if before[at] != data} <= {path}
     assert verify_job(store, paths).verdict.errors == ()
 
 
@@ -475,9 +455,7 @@ def test_a_rebuild_interrupted_anywhere_is_continued(
 
 def test_the_command_rebuilds_a_job_without_its_fence(tmp_path: Path) -> None:
     job = whole_job()
-    target = open_store(str(tmp_path))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path)), job.store)
     target.delete_many([job.paths.current_generation])
     given = ["rebuild", str(job.paths.root), "--url", str(tmp_path), "--assume"]
     done = CliRunner().invoke(cli.main, [*given, "job_x=stopped", "--yes", "--quiet", "0"])

@@ -40,7 +40,7 @@ from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import JobCondition, SetWatermark
 from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild
-from tests.journeys.test_rebuild import own
+from tests.jobs import copy_into, own
 from tests.surgery_jobs import SurgeryJob, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
@@ -211,9 +211,7 @@ def test_the_command_undoes_a_rebuild(layout: Layout, tmp_path: Path) -> None:
     job = damaged_job(layout)
     was = own(job.store, job.paths)
     rebuild(job)
-    target = open_store(str(tmp_path))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path)), job.store)
     given = ["undo", "job_x", "--url", str(tmp_path), "--assume", "job_x=stopped"]
     runner = CliRunner()
     dry = runner.invoke(cli.main, given)

@@ -37,7 +37,7 @@ from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import EditOutcome, ExpiringTimeKeyFiles, JobCondition, TableAction, metadata
 from tests.internals import EditOptions, JobDirectory, plan_edit, run_edit
-from tests.jobs import copied, written_by_word_job
+from tests.jobs import copied, copy_into, written_by_word_job
 from tests.journeys.test_fork import nexmark
 from tests.journeys.test_surgery import errors_of, others, state_of
 from tests.shares import Share, everywhere
@@ -240,9 +240,7 @@ def test_managed_jobs_and_running_jobs_are_refused() -> None:
 
 def test_the_command_prints_the_proof_in_the_plan_and_in_the_result(tmp_path: Path) -> None:
     job = surgery_job(Layout.PROTOCOL)
-    target = open_store(str(tmp_path))
-    for info in job.store.list():
-        target.put(info.path, job.store.read(info.path))
+    target = copy_into(open_store(str(tmp_path)), job.store)
     given = ["edit", "rescale", "job_x", "3", "--url", str(tmp_path), "--assume", "job_x=stopped"]
     runner = CliRunner()
     dry = runner.invoke(cli.main, given)

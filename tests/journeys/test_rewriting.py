@@ -136,25 +136,6 @@ def test_what_arroyo_would_lose_is_repaired_and_that_is_said(layout: Layout) -> 
 
 
 @LAYOUTS
-def test_a_second_run_changes_nothing(layout: Layout) -> None:
-    job = begun(layout)
-    rewrite(job.store, job)
-    before = listing(job.store)
-    again = rewrite(job.store, job)
-    assert not again.changed
-    assert {one.table for one in again.left_out} == {"s", "t", "a", "b"}
-    assert listing(job.store) == before
-
-
-@LAYOUTS
-def test_a_dry_run_writes_nothing(layout: Layout) -> None:
-    job = begun(layout)
-    store = WriteProtected(job.store)
-    assert plan_rewrite(store, job.paths, stopped(job.paths), FULL).tables
-    assert not plan_undo(store, job.paths, stopped(job.paths)).objects
-
-
-@LAYOUTS
 def test_a_job_that_went_on_is_rewritten_again(layout: Layout) -> None:
     job = begun(layout)
     rewrite(job.store, job)
@@ -173,19 +154,6 @@ def test_a_job_that_went_on_is_rewritten_again(layout: Layout) -> None:
     expect_whole(job.store, job, before, "again")
     records = job.store.list_dir(job.paths.changes).objects
     assert [info.path for info in records] == [outcome.record]
-
-
-@LAYOUTS
-def test_the_whole_is_put_back_byte_for_byte(layout: Layout) -> None:
-    job = begun(layout)
-    was = others(job.store)
-    rewrite(job.store, job)
-    assert others(job.store) != was
-    undone = run_undo(job.store, job.paths, stopped(job.paths))
-    assert undone.done
-    assert others(job.store) == was
-    assert not run_undo(job.store, job.paths, stopped(job.paths)).done
-    assert rewrite(job.store, job).published
 
 
 @LAYOUTS
@@ -522,12 +490,12 @@ def test_of_two_executors_one_wins_and_the_other_ends_cleanly(layout: Layout) ->
     def meanwhile(
         held: ObjectStore, tasks: Sequence[RewriteTask]
     ) -> Iterable[RewriteShard | LeftOut]:
-        with pytest.raises(ConflictError, match="the job is leased by") as caught:
+        with pytest.raises(ConflictError, match=r"leased by .*the nightly run") as caught:
             rewrite(job.store, job, owner="another")
         refused.append(caught.value)
         yield from rewrite_here(held, tasks)
 
-    assert rewrite(job.store, job, run=meanwhile).published
+    assert rewrite(job.store, job, owner="the nightly run", run=meanwhile).published
     assert refused[0].retryable
     expect_whole(job.store, job, before, "one won")
     assert not rewrite(job.store, job, owner="another").changed
@@ -554,13 +522,6 @@ def test_who_was_thought_dead_publishes_nothing_over_who_took_over(layout: Layou
     expect_whole(job.store, job, before, "the second one's")
 
 
-def test_a_maintainer_that_is_at_it_is_waited_for() -> None:
-    job = begun(Layout.LEGACY)
-    with lease(job.store, job.paths, "somebody"), pytest.raises(ConflictError):
-        rewrite(job.store, job)
-    assert rewrite(job.store, job).published
-
-
 # ---- verified before published -------------------------------------------------------------------
 
 
@@ -569,6 +530,8 @@ def test_a_part_that_would_not_restore_the_same_stops_everything(layout: Layout)
     job = begun(layout)
     was = others(job.store)
 
+    reported: list[RewriteShard | LeftOut] = []
+
     def lose_a_row(
         held: ObjectStore, tasks: Sequence[RewriteTask]
     ) -> Iterable[RewriteShard | LeftOut]:
@@ -576,8 +539,11 @@ def test_a_part_that_would_not_restore_the_same_stops_everything(layout: Layout)
             assert isinstance(part, RewriteShard)
             yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
 
-    with pytest.raises(ProtocolError, match="nothing was published"):
-        rewrite(job.store, job, run=lose_a_row)
+    with pytest.raises(ProtocolError, match="nothing was published") as caught:
+        rewrite(job.store, job, run=lose_a_row, on_shard=lambda part, _: reported.append(part))
+    assert len(reported) == 1
+    assert caught.value.facts["job"] == job.paths.root
+    assert caught.value.facts["epoch"] == 4
     assert others(job.store) == was
 
 
@@ -651,21 +617,6 @@ def test_who_changes_objects_of_the_job_meanwhile_is_noticed(layout: Layout) -> 
 
 
 @LAYOUTS
-def test_quiet_that_an_earlier_listing_proves_is_not_waited_for_again(layout: Layout) -> None:
-    job = begun(layout)
-    now = 1_900_000_000_000_000
-    listed = ListedJob(now - 61 * SECOND, list_objects(job.store, job.paths))
-    outcome = rewrite(
-        *(job.store, job),
-        quiet_seconds=60.0,
-        quiet_since=listed,
-        clock=lambda: now,
-        sleep=pytest.fail,
-    )
-    assert outcome.published
-
-
-@LAYOUTS
 def test_a_job_that_changed_since_an_earlier_listing_is_waited_for(layout: Layout) -> None:
     """The change may be a cleanup of Arroyo's that goes on."""
     job = begun(layout)
@@ -682,22 +633,6 @@ def test_a_job_that_changed_since_an_earlier_listing_is_waited_for(layout: Layou
     )
     assert outcome.published
     assert slept == [60.0]
-
-
-def test_a_job_that_stopped_long_ago_is_not_waited_for() -> None:
-    job = begun(Layout.LEGACY)
-    long_ago = facts_of(job.paths, JobCondition.STOPPED, finish_time_micros=1)
-    said = JobDirectory([Telling(long_ago)])
-    outcome = rewrite(job.store, job, directory=said, quiet_seconds=60.0, sleep=pytest.fail)
-    assert outcome.published
-
-
-def test_who_gives_up_leaves_everything_as_it_was() -> None:
-    job = begun(Layout.LEGACY)
-    was = others(job.store)
-    with pytest.raises(ConflictError, match="exceeded its time limit"):
-        rewrite(job.store, job, cancelled=lambda: True)
-    assert others(job.store) == was
 
 
 def test_a_job_that_has_gone_on_is_not_put_back() -> None:

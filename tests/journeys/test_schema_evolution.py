@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,6 @@ from arroyo_dagster.state import (
     Operator,
     OperatorContext,
     Pipeline,
-    Source,
     TableConfig,
     TableName,
     WriteProtected,
@@ -33,18 +32,10 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.planning.restore.schema_evolution import changed_in
 from tests.formats import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles
-from tests.internals import LocalRun, Offset, load_epoch
+from tests.internals import LocalRun, load_epoch
 from tests.jobs import listing
+from tests.keyed_jobs import Command, Script
 
-COMMANDS = pa.schema(
-    [
-        pa.field("number", pa.int64()),
-        pa.field("key", pa.string()),
-        pa.field("verb", pa.string()),
-        pa.field("at", pa.timestamp("us")),
-    ]
-)
-Command = tuple[str, str, int]
 Columns = dict[str, pa.DataType]
 FIRST: Columns = {"a": pa.int16(), "b": pa.string()}
 ROWS = TableName("rows")
@@ -60,33 +51,6 @@ def schema_of(columns: Columns) -> pa.Schema:
 def values(number: int, columns: Columns) -> dict[str, Any]:
     known = {"a": number % 2, "b": f"b{number % 3}", "c": [number % 2]}
     return {name: known[name] for name in columns}
-
-
-class Script(Source):
-    """Commands that are added while the job runs; each epoch takes all there are."""
-
-    schema = COMMANDS
-
-    def __init__(self, commands: list[Command]) -> None:
-        self.commands = commands
-
-    def __deepcopy__(self, memo: Any) -> Script:
-        return self
-
-    def initial_offset(self) -> Offset:
-        return {"row": 0}
-
-    def latest_offset(self, start: Offset) -> Offset:
-        return {"row": len(self.commands)}
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
-        return [(start["row"], end["row"])]
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        first, last = partition
-        rows = [(n, *self.commands[n]) for n in range(first, last)]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-        yield pa.record_batch(columns, schema=COMMANDS)
 
 
 class Keep(Operator):

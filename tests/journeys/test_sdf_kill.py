@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.state import MemoryStore
+from tests.dataflows import KilledAt
 from tests.faulty_stores import Crash
 from tests.kills import kill_and_finish_story
-from tests.stores import Wrapper
 from tests.stories import outcome, run_story, write_story
 
 T = TypeVar("T")
-
-
-class KilledBefore(Wrapper):
-    """Is killed just before some object is written for the n-th time."""
-
-    def __init__(self, store: Any, name: str, at: int) -> None:
-        super().__init__(store)
-        self._name, self.left = name, at
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        if verb in ("put", "create") and self._name in path.rpartition("/")[2]:
-            self.left -= 1
-            if self.left == 0:
-                raise Crash(f"killed before {verb} {path}")
-        return action()
 
 
 def same_however_it_is_killed(folder: Path, name: str, sentences: int, step: int) -> None:
@@ -44,7 +28,7 @@ def same_however_it_is_killed(folder: Path, name: str, sentences: int, step: int
     for at in range(1, 1000, step):
         store, mine = MemoryStore(uuid.uuid4().hex), folder / str(at)
         write_story(mine, sentences, seed=1)
-        killed = KilledBefore(store, name, at)
+        killed = KilledAt(store, at, name)
         try:
             run_story(killed, mine, rows_per_epoch=6)
         except Crash:

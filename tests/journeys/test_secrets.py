@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -29,6 +28,7 @@ from arroyo_dagster.state.storage.remote.options import Patience
 from tests.commands import leaves
 from tests.compat.arroyo import DATA, unpack
 from tests.jobs import run_word_job
+from tests.loopback import listening
 from tests.secrets import CANARY, PIECE, assert_no_canary
 from tests.shares import Share, dealt_out
 
@@ -132,15 +132,8 @@ def echoing(status: int = 403) -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(Handler) as port:
+        yield port
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES
 from tests.internals import SqlCatalog
-from tests.jobs import listing, written_by_word_job
+from tests.jobs import copy_into, listing, written_by_word_job
 
 KEEP = '"words/main".keep."rows"'
 
@@ -157,9 +157,7 @@ def test_the_prompt_answers_until_it_ends(
 
 def test_commands_print_and_write_every_format(store: MemoryStore, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/state"
-    target = open_store(url)
-    for info in store.list():
-        target.put(info.path, store.read(info.path))
+    copy_into(open_store(url), store)
     query = f"select * from {KEEP} order by _timestamp"
     assert "rows" in _output("sql", query, "--url", url)
     for name in ("rows.parquet", "rows.csv", "rows.jsonl"):

@@ -563,6 +563,49 @@ MODES = pytest.mark.parametrize(
 EVERYWHERE = everywhere("layout")
 
 
+def either_state_and_undone(
+    job: SurgeryJob,
+    take: Callable[..., Any],
+    layout: Layout,
+    share: Share,
+    fault: tuple[Literal["before", "after"], bool],
+    sparse: int = 5,
+) -> None:
+    """With a fault at any change, each operator has its own state or the taken one; undo restores
+    the job's own, and the next call takes the other.
+
+    Args:
+        take: executes the change on `store`.
+        fault: when it strikes, and whether the process ends there.
+        sparse: one of how many points is tried, where not all are.
+    """
+    mode, crash = fault
+    before, was = state_of(job.store, job.paths), others(job.store)
+    counted = FaultInjecting(copied(job.store))
+    take(store=counted)
+    after = state_of(counted, job.paths)
+    assert after != before
+    for at in share(range(1, counted.changes + 1), sparse=sparse):
+        note = f"fault at change {at} of {counted.changes}"
+        store = copied(job.store)
+        with contextlib.suppress(Crash, OSError):
+            take(store=FaultInjecting(store, fail_at=at, mode=mode, crash=crash))
+        assert others(store).keys() == was.keys(), note
+        found = state_of(store, job.paths)
+        for name, one in found.items():
+            assert one in (before[name], after[name]), note
+        mixed = found not in (before, after)
+        assert not mixed or layout is Layout.LEGACY
+        assert errors_of(store, job.paths, 1) == ({"edit-unfinished"} if mixed else set()), note
+        if mixed:
+            with pytest.raises(ConflictError, match="was interrupted"):
+                take(store=copied(store))
+        run_undo(store, job.paths, stopped(job.paths))
+        assert others(store) == was, note
+        take(store=store)
+        assert state_of(store, job.paths) == after, note
+
+
 @EVERYWHERE
 @MODES
 @EACH_EDIT
@@ -570,60 +613,11 @@ def test_a_fault_at_any_change_leaves_the_old_state_or_the_new_one(
     layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool, edit: Edit
 ) -> None:
     job = surgery_job(layout, epochs=2)
-    before, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    run(counted, job, edit)
-    expected = state_of(counted, job.paths)
-    assert expected != before
-    for at in share(range(1, counted.changes + 1), sparse=2):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            run(FaultInjecting(store, fail_at=at, mode=mode, crash=crash), job, edit)
-        assert others(store).keys() == was.keys(), note
-        found = state_of(store, job.paths)
-        for name, one in found.items():
-            assert one in (before[name], expected[name]), note
-        mixed = found not in (before, expected)
-        assert not mixed or layout is Layout.LEGACY
-        unfinished = {"edit-unfinished"} if mixed else set()
-        assert errors_of(store, job.paths, 1) == unfinished, note
-        finished = copied(store)
-        if mixed:
-            with pytest.raises(ConflictError, match="was interrupted"):
-                run(finished, job, edit)
-        elif found == expected and edit is BOTH_SOURCES:
-            # Half of it is relative: nobody adds 50 twice after an unknown outcome.
-            with pytest.raises(ConflictError, match="already edited by these relative"):
-                run(finished, job, edit)
-        else:
-            run(finished, job, edit)
-            assert state_of(finished, job.paths) == expected, note
-        undone = copied(store)
-        run_undo(undone, job.paths, stopped(job.paths))
-        assert others(undone) == was, note
-        assert errors_of(undone, job.paths, 1) == set(), note
 
+    def take(store: ObjectStore) -> EditOutcome:
+        return run(store, job, edit)
 
-@EVERYWHERE
-@MODES
-def test_a_fault_at_any_change_of_an_undo_is_completed_by_the_next(
-    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
-) -> None:
-    job = surgery_job(layout, epochs=2)
-    was = others(job.store)
-    run(job.store, job, KEY)
-    counted = FaultInjecting(copied(job.store))
-    run_undo(counted, job.paths, stopped(job.paths))
-    for at in share(range(1, counted.changes + 1)):
-        store = copied(job.store)
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-        with contextlib.suppress(Crash, OSError):
-            run_undo(faulty, job.paths, stopped(job.paths))
-        assert errors_of(store, job.paths) <= {"edit-unfinished"}
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was
-        assert errors_of(store, job.paths) == set()
+    either_state_and_undone(job, take, layout, share, (mode, crash), sparse=2)
 
 
 # ---- beside gc and other tools -------------------------------------------------------------------

@@ -5,6 +5,7 @@ stopped where, `undelete` leaves no job that cannot be started, or that has an e
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,24 +28,28 @@ from arroyo_dagster.errors import ConflictError, NotFoundError
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.model.garbage import Moved
 from arroyo_dagster.state.operations.gc.undelete import plan_undelete
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import Written, legacy_job, protocol_job
-from tests.formats import objects
-from tests.gc_jobs import JOB, PATHS, Clock, begun, dead, expiry, restorable, whole, without_ours
+from tests.faulty_stores import Crash, FaultInjecting, once_before
+from tests.fleets import Written
+from tests.gc_jobs import (
+    JOB,
+    KINDS,
+    PATHS,
+    Clock,
+    begun,
+    dead,
+    expiry,
+    restorable,
+    whole,
+    without_ours,
+)
 from tests.internals import Pace, UndeleteOptions, purge, read_pins, run_undelete
 from tests.jobs import copied, run_word_job
 from tests.shares import Share, dealt_out, share_or_all
-from tests.stores import Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 EVERYWHERE = Share(0, 1)
-KINDS: dict[str, JobPaths] = {
-    "ours": PATHS,
-    "protocol": protocol_job("p"),
-    "legacy": legacy_job("j"),
-}
 
 
 def quarantine_objects(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> str | None:
@@ -90,13 +95,7 @@ def stopped_anywhere(
         yield store
 
 
-@pytest.fixture
-def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run may be stopped between any three objects."""
-    monkeypatch.setattr(objects, "BATCH", 3)
-
-
-@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("what", ["removal", "expiry"])
 @pytest.mark.parametrize(("kind", "share"), dealt_out(KINDS, 4))
 def test_what_two_runs_moved_between_them_comes_back_whole(
@@ -232,21 +231,7 @@ def test_no_more_comes_back_than_was_planned() -> None:
     assert run_undelete(store, PATHS, name, options, plan=plan) == list(plan.objects)
 
 
-class DeletedBefore(Wrapper):
-    """A writer whose retention deletes some objects just before another one is written."""
-
-    def __init__(self, store: MemoryStore, path: StatePath, deletes: list[StatePath]) -> None:
-        super().__init__(store)
-        self.path, self.deletes = path, deletes
-
-    def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
-        if verb == "put" and path == self.path:
-            assert self.inner.delete_many(self.deletes).failed == {}
-            self.deletes = []
-        return super()._call(verb, path, action, data)
-
-
-@pytest.mark.usefixtures("_small_batches")
+@pytest.mark.usefixtures("small_batches")
 def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> None:
     clock = Clock()
     start = begun(5, clock, **SMALL)
@@ -257,7 +242,12 @@ def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> 
             heads = [one for one in moved if one.path.name.endswith(".record")]
             pairs = {one.path: _manifest_of(store, one.copy) for one in heads}
             in_place = {head: ref for head, ref in pairs.items() if store.head(ref) is not None}
-            writer = DeletedBefore(store, PATHS.job_pins, [*in_place, *in_place.values()])
+            # A writer whose retention deletes them just before the pins are written.
+            writer = once_before(
+                store,
+                lambda verb, path: (verb, path) == ("put", PATHS.job_pins),
+                functools.partial(store.delete_many, [*in_place, *in_place.values()]),
+            )
             back: list[Moved] = []
             with contextlib.suppress(ConflictError):
                 options = UndeleteOptions(clock=clock, sleep=clock.seconds)

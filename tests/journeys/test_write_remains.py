@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
 from arroyo_dagster.state import open_store
+from tests.commands import document, run
 from tests.compat.arroyo import unpack
 from tests.contract import servers
 from tests.jobs import run_word_job
@@ -29,14 +28,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(url: str, *words: str) -> Result:
-    return CliRunner().invoke(cli.main, [*words, "--url", url], catch_exceptions=False)
-
-
 def answer(root: Path, *words: str) -> Any:
-    result = run(f"file://{root}", *words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return document(f"file://{root}", *words)
 
 
 def leave(root: Path, name: str, age_seconds: float) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -18,7 +20,7 @@ from arroyo_dagster.orchestration import (
     serving,
 )
 from arroyo_dagster.orchestration.check_results import LastResult, last_results
-from arroyo_dagster.state import MemoryStore, ObjectStore
+from arroyo_dagster.state import MemoryStore, ObjectStore, open_store
 from tests.jobs import run_word_job
 from tests.orchestration.quick_storage import kept_engines
 from tests.orchestration.results import JOB
@@ -176,3 +178,17 @@ def at_rest(deployed: Deployment) -> Deployment:
     run_word_job(deployed.store, **JOB, max_epochs=8)
     deployed.build()
     return deployed
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job at rest, with eight epochs of small files."""
+    root = tmp_path_factory.mktemp("written")
+    run_word_job(open_store(str(root)), **JOB, max_epochs=8)
+    return root
+
+
+@pytest.fixture
+def root(written: Path, tmp_path: Path) -> Path:
+    """A copy of it on local disk."""
+    return Path(shutil.copytree(written, tmp_path / "checkpoints"))

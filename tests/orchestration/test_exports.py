@@ -14,7 +14,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration import ArroyoOptions, build_arroyo_definitions
 from arroyo_dagster.state import StatePath, TableExport, TargetOptions, open_state, open_store
 from tests.fleets import Written, legacy_job, protocol_job
-from tests.jobs import listing, run_word_job, written_by_word_job
+from tests.jobs import copy_into, listing, run_word_job, written_by_word_job
 from tests.orchestration.results import failure, materialized
 from tests.orchestration.test_store_options import of_yaml
 
@@ -31,8 +31,7 @@ def export(folder: object, **changes: Any) -> TableExport:
 def prepared(deployed: Any) -> Any:
     """A deployment with a job of several epochs, and the keys of another job."""
     written = written_by_word_job(rows=40, keep_epochs=None)
-    for info in written.list():
-        deployed.store.put(info.path, written.read(info.path))
+    copy_into(deployed.store, written)
     return deployed
 
 

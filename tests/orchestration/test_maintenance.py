@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from arroyo_dagster.state.metadata import lease as leases
 from arroyo_dagster.state.metadata.lease_records import owner_here
 from arroyo_dagster.state.model.leases import LEASE_SECONDS
 from arroyo_dagster.state.operations.compaction.execute import merge_here
+from tests.faulty_stores import once_before
 from tests.fleets import Written, legacy_job
 from tests.formats import RowsDigest, is_compacted
 from tests.gc_jobs import restorable, without_ours
@@ -47,7 +48,6 @@ from tests.orchestration.results import (
     materialized,
     observed,
 )
-from tests.stores import Wrapper
 
 T = TypeVar("T")
 OTHER = "words/other"
@@ -346,28 +346,18 @@ def test_a_pipeline_that_is_leased_waits_and_names_the_holder(
     assert ParquetBackend(at_rest.store, PATHS).epochs() != epochs
 
 
-class Releasing(Wrapper):
-    """A store in which a holder releases its lease at a look of another process."""
-
-    release: Any
-    looks = 0
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        if verb == "list_dir" and path == PATHS.leases:
-            self.looks += 1
-            if self.looks == 5:
-                self.release()
-        return action()
-
-
 def test_a_run_waits_at_its_end_for_a_lease_that_is_released_in_time(
     at_rest: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "_POLL_SECONDS", 0.01)
     held = contextlib.ExitStack()
     held.enter_context(lease(at_rest.store, PATHS, "arroyo-state gc"))
-    store = at_rest.wrap(Releasing)
-    store.release = held.close
+    look = ("list_dir", PATHS.leases)
+    at_rest.wrap(
+        lambda store: once_before(
+            store, lambda verb, path: (verb, path) == look, held.close, number=5
+        )
+    )
     result = run(at_rest, "arroyo_compaction")
     assert result.success
     assert materialized(result)

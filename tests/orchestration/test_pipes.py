@@ -83,19 +83,6 @@ class ClusterClient(dg.PipesClient):
             return PipesClientCompletedInvocation(session, metadata={"Cluster ID": "j-1"})
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job at rest, with eight epochs of small files."""
-    root = tmp_path_factory.mktemp("written")
-    run_word_job(open_store(str(root)), **JOB, max_epochs=8)
-    return root
-
-
-@pytest.fixture
-def root(written: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(written, tmp_path / "checkpoints"))
-
-
 def subprocess_runner(store: ArroyoStateStore, **changes: Any) -> PipesRunner:
     client = dg.PipesSubprocessClient(env={"PYTHONPATH": str(PROJECT)})
     given: dict[str, Any] = {"client": client, "arguments": {"command": SERVE}, **ALWAYS}

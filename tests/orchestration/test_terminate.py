@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from arroyo_dagster.orchestration import ArroyoStateStore
 from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store, verify_job
 from tests.formats import is_compacted
 from tests.internals import lease
-from tests.jobs import run_word_job, state_of, word_job
+from tests.jobs import state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
 from tests.orchestration.terminating import Phase, Terminator, definitions, events_of
 from tests.shares import some_of
@@ -43,19 +42,6 @@ GC_PHASES = {
     "giving the lease back": Phase("put", LEASE),
     "done": Phase("put", LEASE, done=True),
 }
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job at rest, with eight epochs of small files."""
-    root = tmp_path_factory.mktemp("written")
-    run_word_job(open_store(str(root)), **JOB, max_epochs=8)
-    return root
-
-
-@pytest.fixture
-def root(written: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(written, tmp_path / "checkpoints"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,6 @@ from arroyo_dagster.state import (
     Operator,
     OperatorContext,
     Pipeline,
-    Source,
     TableConfig,
     global_table_config,
     run_compaction,
@@ -40,18 +39,11 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.runtime.task import LevelTask
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
-from tests.internals import LocalRun, Offset
+from tests.internals import LocalRun
 from tests.jobs import SinkInto, output_of, state_of
+from tests.keyed_jobs import Command, Script
 from tests.shares import fewer_examples
 
-COMMANDS = pa.schema(
-    [
-        pa.field("number", pa.int64()),
-        pa.field("key", pa.string()),
-        pa.field("verb", pa.string()),
-        pa.field("at", pa.timestamp("us")),
-    ]
-)
 KEPT = pa.schema(
     [
         pa.field("key", pa.string()),
@@ -60,7 +52,6 @@ KEPT = pa.schema(
     ]
 )
 RETENTION_MICROS = 20
-Command = tuple[str, str, int]
 VERBS = ["set", "remove", "again", "keep", "keep", "keep", "forget", "forget some", "look"]
 Fault = tuple[int, Any]
 FAULTS: st.SearchStrategy[Fault] = st.tuples(
@@ -71,34 +62,6 @@ COMMAND_LISTS = st.lists(
     min_size=1,
     max_size=6,
 )
-
-
-class Script(Source):
-    """Commands that are added while the job runs; each epoch takes all there are."""
-
-    schema = COMMANDS
-
-    def __init__(self, commands: list[Command]) -> None:
-        self.commands = commands
-
-    def __deepcopy__(self, memo: Any) -> Script:
-        return self
-
-    def initial_offset(self) -> Offset:
-        return {"row": 0}
-
-    def latest_offset(self, start: Offset) -> Offset:
-        return {"row": len(self.commands)}
-
-    def partitions(self, start: Offset, end: Offset) -> Sequence[Any]:
-        middle = (start["row"] + end["row"]) // 2
-        return [(start["row"], middle), (middle, end["row"])]
-
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        first, last = partition
-        rows = [(n, *self.commands[n]) for n in range(first, last)]
-        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
-        yield pa.record_batch(columns, schema=COMMANDS)
 
 
 class Obey(Operator):
@@ -193,7 +156,7 @@ class Job(RuleBasedStateMachine):
         pipeline = Pipeline(
             "machine", parallelism=self.parallelism, keep_epochs=2, merge_files_after=2
         )
-        stream = pipeline.source("script", Script(self.commands), timestamp="at")
+        stream = pipeline.source("script", Script(self.commands, splits=2), timestamp="at")
         stream.key_by("key").apply("obey", Obey()).sink("out", SinkInto(store))
         return pipeline
 

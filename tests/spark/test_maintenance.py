@@ -35,6 +35,7 @@ from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped
 from tests.faulty_stores import FaultInjecting
 from tests.fleets import OPERATOR, TABLE, Written, protocol_job
 from tests.gc_jobs import expiry, orphans, whole
+from tests.jobs import copy_into
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 if TYPE_CHECKING:
@@ -167,8 +168,7 @@ def test_a_fault_somewhere_leaves_a_job_of_arroyos_that_restores_the_same(
 def _arroyo_job(folder: Path, layout: Layout) -> tuple[ArroyoJob, ObjectStore]:
     """The same job in memory and in files."""
     job, store = begun(layout), open_store(str(folder / "arroyo"))
-    for info in job.store.list():
-        store.put(info.path, job.store.read(info.path))
+    copy_into(store, job.store)
     return job, store
 
 

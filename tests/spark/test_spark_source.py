@@ -21,6 +21,7 @@ from arroyo_dagster.spark.connectors import SparkSink, SparkSource
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.state.runtime.coordinator import EpochPublisher
+from tests.faulty_stores import Crash
 from tests.spark.test_staging import staged_rows
 from tests.words import output_of
 
@@ -91,10 +92,6 @@ def test_rows_are_read_once_over_several_runs_and_nothing_stays_staged(place: Pl
 
 
 # ---- crashes -------------------------------------------------------------------------------------
-
-
-class Crash(BaseException):
-    """The end of a process, at one point."""
 
 
 @pytest.mark.parametrize(

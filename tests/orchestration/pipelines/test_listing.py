@@ -25,11 +25,11 @@ from arroyo_dagster.orchestration.pipelines.listing import list_pipelines
 from arroyo_dagster.state import Layout, MemoryStore, ObjectStore, open_store
 from tests.compat.arroyo import DATA, unpack
 from tests.denied import ALL, Denied
+from tests.faulty_stores import Before
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.internals import open_directory
 from tests.jobs import written_by_word_job
 from tests.loopback import Reply, recorded, replaying, serving
-from tests.stores import Wrapper
 from tests.stories import run_story, write_story
 
 T = TypeVar("T")
@@ -221,18 +221,6 @@ def test_names_of_every_kind_are_listed_together() -> None:
 # ---- what does not change the list ---------------------------------------------------------------
 
 
-class Failing(Wrapper):
-    """Fails, or waits, at each call with a path that a test names."""
-
-    def __init__(self, store: ObjectStore, fail: Callable[[str, str], None]) -> None:
-        super().__init__(store)
-        self._fail = fail
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        self._fail(verb, path)
-        return action()
-
-
 def failing(*paths: str) -> Callable[[str, str], None]:
     def fail(verb: str, path: str) -> None:
         if path in paths:
@@ -255,10 +243,10 @@ def test_a_listing_that_fails_or_is_cut_short_changes_nothing(
     store = jobs_of("a", "b/main")
     first = listed(store)
     jobs_of("c", store=store)
-    found = listed(Failing(store, fail), first, within_seconds=seconds, gone=["a"])
+    found = listed(Before(store, fail), first, within_seconds=seconds, gone=["a"])
     assert problem in (found.problem or "")
     assert replace(found, problem=None) == first
-    empty = listed(Failing(store, fail), None, within_seconds=seconds)
+    empty = listed(Before(store, fail), None, within_seconds=seconds)
     assert (empty.pipelines, bool(empty.problem)) == ((), True)
     later = listed(store, found)
     assert (keys_of(later), later.problem) == (["a", "b/main", "c"], None)
@@ -359,7 +347,7 @@ def test_sources_and_sinks_stay_if_the_state_cannot_be_read(tmp_path: Path) -> N
         if verb == "read":
             raise StorageError("the network is down", path=path)
 
-    found = listed(Failing(store, fail), first)
+    found = listed(Before(store, fail), first)
     assert found.pipelines == first.pipelines
     assert len(found.notes) == 5
     assert found.problem is None
@@ -374,18 +362,18 @@ def test_a_known_epoch_is_not_read_again() -> None:
         with lock:
             read.extend([path] if verb == "read" else [])
 
-    first = listed(Failing(store, note))
+    first = listed(Before(store, note))
     assert read
     read.clear()
     Written(store, legacy_job("c"), files=False).epochs(1)
-    found = listed(Failing(store, note), first)
+    found = listed(Before(store, note), first)
     assert {path.partition("/")[0] for path in read} == {"c"}
     assert [pipeline.epoch for pipeline in found.pipelines] == [2, 2, 1]
 
 
 def test_what_is_not_read_in_time_is_read_by_the_next_listing() -> None:
     store = jobs_of("a", "b/main")
-    slow = Failing(store, lambda verb, path: time.sleep(1.5 if verb == "read" else 0))
+    slow = Before(store, lambda verb, path: time.sleep(1.5 if verb == "read" else 0))
     found = listed(slow, within_seconds=1)
     assert [(pipeline.root, pipeline.epoch) for pipeline in found.pipelines] == [
         ("a", None),

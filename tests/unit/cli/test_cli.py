@@ -26,7 +26,7 @@ from arroyo_dagster.cli.spark import print_choice
 from arroyo_dagster.spark.pipeline import SparkOptions
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.storage.remote import open as opening
-from tests.jobs import run_word_job, word_job
+from tests.jobs import copy_into, run_word_job, word_job
 from tests.stores import MUTATING, Counting
 
 URL = "memory://cli-words"
@@ -132,9 +132,7 @@ def test_an_empty_root_says_so_and_is_no_error(command: str, tmp_path: Path) -> 
 
 
 def test_a_broken_epoch_is_shown_among_the_others_and_reported(words: MemoryStore) -> None:
-    store = MemoryStore("cli-broken")
-    for info in words.list():
-        store.put(info.path, words.read(info.path))
+    store = copy_into(MemoryStore("cli-broken"), words)
     ref = ParquetBackend(store, word_job(store).paths).load().ref
     store.put(ref, b"\xff")
     for command in (("jobs",), ("epochs", "main")):

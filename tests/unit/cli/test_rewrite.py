@@ -17,7 +17,7 @@ from tests.arroyo_jobs import ArroyoJob, content
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.internals import LeaseOptions, controlled_job, lease
-from tests.jobs import listing
+from tests.jobs import copy_into, listing
 from tests.journeys.test_rewriting import begun
 
 
@@ -25,9 +25,7 @@ from tests.journeys.test_rewriting import begun
 def job(tmp_path: Path) -> Iterator[ArroyoJob]:
     """A window, and an aggregate without GROUP BY of which Arroyo would lose rows."""
     made = begun(Layout.LEGACY)
-    store = MemoryStore(f"cli-rewriting-{tmp_path.name}")
-    for info in made.store.list():
-        store.put(info.path, made.store.read(info.path))
+    store = copy_into(MemoryStore(f"cli-rewriting-{tmp_path.name}"), made.store)
     made.store = store
     yield made
     configure(None)
@@ -174,8 +172,7 @@ def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
 
 def test_one_wait_for_quiet_serves_all_jobs_of_a_call_and_is_announced(job: ArroyoJob) -> None:
     second = begun(Layout.LEGACY, name="job_y")
-    for info in second.store.list():
-        job.store.put(info.path, second.store.read(info.path))
+    copy_into(job.store, second.store)
     say = ("--assume", "job_x=stopped", "--assume", "job_y=stopped")
     done = run(job, "run", "job_x", "job_y", *say, "--policy", "full", "--quiet", "0.8", "--yes")
     assert done.exit_code == 0, done.stderr

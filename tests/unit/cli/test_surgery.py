@@ -14,7 +14,7 @@ from arroyo_dagster import Layout, MemoryStore, cli, configure, list_jobs, open_
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
 from tests.internals import controlled_job
-from tests.jobs import listing, run_word_job
+from tests.jobs import copy_into, listing, run_word_job
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 SAID = ("job_x", "--assume", "job_x=stopped")
@@ -23,9 +23,7 @@ SAID = ("job_x", "--assume", "job_x=stopped")
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[SurgeryJob]:
     made = surgery_job(Layout.LEGACY)
-    store = MemoryStore(f"cli-surgery-{tmp_path.name}")
-    for info in made.store.list():
-        store.put(info.path, made.store.read(info.path))
+    store = copy_into(MemoryStore(f"cli-surgery-{tmp_path.name}"), made.store)
     made.store = store
     yield made
     configure(None)
@@ -58,9 +56,7 @@ def test_the_outcome_is_one_json_document(job: SurgeryJob) -> None:
 
 def test_a_job_is_forked_here_and_from_another_url(job: SurgeryJob, tmp_path: Path) -> None:
     source = surgery_job(Layout.PROTOCOL, epochs=5, name="job_a")
-    disk = open_store(f"file://{tmp_path}")
-    for info in source.store.list():
-        disk.put(info.path, source.store.read(info.path))
+    copy_into(open_store(f"file://{tmp_path}"), source.store)
     words = ["fork", "job_a@latest", *SAID, "--from-url", str(tmp_path), "--url", job.store.url]
     was = listing(job.store)
     shown = CliRunner().invoke(cli.main, words, catch_exceptions=False)

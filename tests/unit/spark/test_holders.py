@@ -394,9 +394,6 @@ def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
         assert Places.read(log).starts == {0: 1, 1: 1}
 
 
-# ---- user code -----------------------------------------------------------------------------------
-
-
 # ---- across hosts --------------------------------------------------------------------------------
 
 

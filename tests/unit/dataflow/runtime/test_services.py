@@ -243,6 +243,3 @@ def test_e50_a_window_that_a_state_got_later_is_refused_by_readers() -> None:
     flow = Flow(f"{head}      partition:\n{indented}", store=before.store)
     with pytest.raises(StateSchemaError, match="outside of windows"):
         flow.views().view("build.counts", live=True)
-
-
-# ---- tables --------------------------------------------------------------------------------------

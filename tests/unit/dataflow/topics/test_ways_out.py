@@ -35,9 +35,8 @@ from arroyo_dagster.state import (
     TableSource,
     run_pipeline,
 )
-from tests.faulty_stores import Crash, FaultInjecting
+from tests.faulty_stores import Before, Crash, FaultInjecting
 from tests.reading import read_on, records
-from tests.stores import Wrapper
 
 COUNT = 9
 LINES = [b'{"n":%d}' % n for n in range(COUNT)]
@@ -203,11 +202,9 @@ def test_another_service_reads_what_is_ready_and_only_that(files: int) -> None:
 
 
 def test_a_listing_that_fails_while_records_expire_ends_no_service() -> None:
-    class Unlistable(Wrapper):
-        def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
-            if verb == "list":
-                raise StorageError("the store is throttling us", path=path)
-            return action()
+    def unlistable(verb: str, path: str) -> None:
+        if verb == "list":
+            raise StorageError("the store is throttling us", path=path)
 
     store = MemoryStore(uuid.uuid4().hex)
     pipeline = job(KeptSink(store.url, "counts"))
@@ -218,7 +215,7 @@ def test_a_listing_that_fails_while_records_expire_ends_no_service() -> None:
     assert newest.progress is not None
     offsets = json.dumps({"topics": {"topics": {"counts": offset}}})
     ready = replace(newest, progress=replace(newest.progress, offsets=offsets))
-    between(Unlistable(store), pipeline, readers={"reader"}).note("reader", ready)
+    between(Before(store, unlistable), pipeline, readers={"reader"}).note("reader", ready)
 
 
 def test_records_that_are_gone_are_missed() -> None:

@@ -28,20 +28,12 @@ from arroyo_dagster.state.planning.slowdown import (
     slowdown_between,
     slowdown_since,
 )
+from tests.faulty_stores import once_before
 from tests.internals import LeaseOptions, Pace, lease
-from tests.jobs import copied, word_job, written_by_word_job
-from tests.stores import Wrapper
+from tests.jobs import copied, copy_into, written_by_word_job
+from tests.orchestration.results import JOB, PATHS
 
 SECOND = 1_000_000
-JOB: dict[str, Any] = {
-    "rows": 24,
-    "rows_per_epoch": 2,
-    "keep_epochs": None,
-    "merge_files_after": 99,
-    "sinks": 0,
-    "parallelism": 1,
-}
-PATHS = word_job(None, **JOB).paths  # type: ignore[arg-type]
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 
 
@@ -191,26 +183,16 @@ def test_gc_pauses_after_each_request_while_checkpoints_are_slower(
 # ---- an epoch that expires while it is read ------------------------------------------------------
 
 
-class Expiring(Wrapper):
-    """A store in which the job goes on and its older epochs expire at the first look at a file."""
-
-    later: Any
-    done = False
-
-    def _call(self, verb: str, path: str, action: Any, data: bytes = b"") -> Any:
-        if verb == "head" and "/table-" in path and not self.done:
-            self.done = True
-            for info in self.later.list():
-                self.inner.put(info.path, self.later.read(info.path))
-            asked = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
-            run_gc(self.inner, PATHS, asked)
-            gone = {info.path for info in self.inner.list()} - {i.path for i in self.later.list()}
-            self.inner.delete_many([one for one in gone if "/table-" in one])
-        return action()
-
-
 def test_a_plan_is_made_again_where_its_epoch_expired_meanwhile() -> None:
-    store = Expiring(killed_job(8))
-    store.later = killed_job(11)
-    assert plan_compaction(store, PATHS, FULL).epoch == 11
-    assert store.done
+    store, later = killed_job(8), killed_job(11)
+
+    def go_on_and_expire() -> None:
+        copy_into(store, later)
+        run_gc(store, PATHS, GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2)))
+        gone = {info.path for info in store.list()} - {info.path for info in later.list()}
+        store.delete_many([one for one in gone if "/table-" in one])
+
+    changing = once_before(
+        store, lambda verb, path: verb == "head" and "/table-" in path, go_on_and_expire
+    )
+    assert plan_compaction(changing, PATHS, FULL).epoch == 11

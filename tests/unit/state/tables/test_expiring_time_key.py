@@ -30,14 +30,8 @@ from arroyo_dagster.state.tables.messages import RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
 from tests.formats import TimeFile
 from tests.jobs import as_multiset
+from tests.keyed_subtasks import TIMED as SCHEMA
 
-SCHEMA = pa.schema(
-    [
-        pa.field("k", pa.string()),
-        pa.field("v", pa.int64()),
-        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-    ]
-)
 ALL_KEYS = range_for_server(0, 1)
 _NUMBERS = itertools.count()
 

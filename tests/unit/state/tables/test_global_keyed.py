@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,8 +28,8 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.tables.global_keyed import decode_global_keyed_file
 from arroyo_dagster.state.tables.messages import CommitData, KeyedData, TableChange
 from arroyo_dagster.state.tables.table import EpochFiles
+from tests.faulty_stores import once_before
 from tests.formats import encode_pairs, encode_rows
-from tests.stores import Wrapper
 
 CONFIG = global_table_config("g", key=str, value=int)
 _NUMBERS = itertools.count()
@@ -114,21 +113,15 @@ def test_keys_that_python_cannot_hash_are_looked_up_but_not_listed(store: Memory
 
 
 def test_a_store_that_fails_once_hides_no_entry(store: MemoryStore) -> None:
-    class Moody(Wrapper):
-        moody = True
-
-        def _call(self, verb: str, path: str, action: Callable[[], Any], data: bytes = b"") -> Any:
-            if verb == "read" and self.moody:
-                self.moody = False
-                raise StorageError("once", path=path)
-            return action()
+    def fail() -> None:
+        raise StorageError("once")
 
     writer = Subtask(store)
     writer.view.insert("a", 1)
     writer.write()
     writer.view.insert("b", 2)
     writer.write()
-    reader = Subtask(Moody(store)).view
+    reader = Subtask(once_before(store, lambda verb, path: verb == "read", fail)).view
     reader.follow(writer.files)
     with pytest.raises(StorageError):
         reader.get("a")
@@ -155,9 +148,6 @@ def test_a_file_with_other_columns_is_refused(columns: tuple[str, ...]) -> None:
     data = encode_rows(pa.table({name: pa.array([b"x"]) for name in columns}))
     with pytest.raises(FormatError, match="key and value"):
         decode_global_keyed_file(data, StatePath("p"))
-
-
-# ---- merging files -------------------------------------------------------------------------------
 
 
 # ---- versions ------------------------------------------------------------------------------------

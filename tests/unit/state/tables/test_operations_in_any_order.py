@@ -31,16 +31,10 @@ from arroyo_dagster.state.tables.table import EpochFiles
 from tests.fabricated import compact_rows
 from tests.formats import INSERT, TimeFile, encode_operation
 from tests.jobs import as_multiset
+from tests.keyed_subtasks import TIMED as SCHEMA
 from tests.shares import some_of
 
 ALL_KEYS = range_for_server(0, 1)
-SCHEMA = pa.schema(
-    [
-        pa.field("k", pa.string()),
-        pa.field("v", pa.int64()),
-        pa.field("_timestamp", pa.timestamp("ns"), nullable=False),
-    ]
-)
 CONFIG = timestamp_table_config("t", retention_micros=10**9, schema=SCHEMA, keys=["k"])
 Row = tuple[str | None, int, int]
 _NAMES = itertools.count()

@@ -29,7 +29,7 @@ from arroyo_dagster.state.model.types import SystemTimeNanos
 from arroyo_dagster.state.tables.global_keys import first_entries
 from tests.formats import decode_file, encode_rows, metadata
 from tests.internals import load_epoch
-from tests.jobs import run_word_job, word_job
+from tests.jobs import copy_into, run_word_job, word_job
 from tests.stores import Counting
 
 P = StatePath
@@ -45,10 +45,7 @@ def written() -> MemoryStore:
 @pytest.fixture
 def store(written: MemoryStore) -> MemoryStore:
     """A copy that a test may break."""
-    copy = MemoryStore()
-    for info in written.list():
-        copy.put(info.path, written.read(info.path))
-    return copy
+    return copy_into(MemoryStore(), written)
 
 
 def paths_of(store: ObjectStore) -> JobPaths:
@@ -94,12 +91,6 @@ def test_an_epoch_that_expires_while_it_is_listed_is_left_out(store: MemoryStore
     found = list_epochs(Expiring(store), paths)
     assert [one.epoch for one in found] == [2, 3, 4, 5, 6]
     assert not any(one.problem for one in found)
-
-
-# ---- the legacy layout ---------------------------------------------------------------------------
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 # ---- rows ----------------------------------------------------------------------------------------

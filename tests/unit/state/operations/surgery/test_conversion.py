@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -31,32 +33,34 @@ def stored(sql: Sql, count: int) -> pa.Table:
     return as_stored(sql.config("t"), table_rows(schema_of((sql.key, *sql.window, TIME)), columns))
 
 
-def test_each_row_group_is_converted_for_itself() -> None:
-    was, now = Sql(window=(COUNT, SUM)), Sql(window=(SUM, LEAST, COUNT))
+def conversion_of(was: Sql, now: Sql) -> RowConversion:
     theirs, target = config_of(was.config("t")), config_of(now.config("t"))
+    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
+    assert isinstance(columns, ColumnMap)
+    return RowConversion(source=theirs, target=target, columns=columns)
+
+
+FILE = TimeFile(
+    epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
+)
+
+
+def test_each_row_group_is_converted_for_itself() -> None:
+    was = Sql(window=(COUNT, SUM))
+    conversion = conversion_of(was, Sql(window=(SUM, LEAST, COUNT)))
     rows = stored(was, 7)
-    encoder = RowsEncoder(file_schema(theirs))
+    encoder = RowsEncoder(file_schema(conversion.source))
     for start, count in ((0, 3), (3, 1), (4, 3)):
         encoder.write(rows.slice(start, count))
     store = MemoryStore()
     store.put(OLD, encoder.finish())
-    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
-    assert isinstance(columns, ColumnMap)
-    file = TimeFile(
-        epoch=Epoch(3),
-        path=OLD,
-        min_routing_key=0,
-        max_routing_key=2**64 - 1,
-        max_timestamp_micros=9_000_000,
-        compaction_generation=2,
-    )
-    conversion = RowConversion(source=theirs, target=target, columns=columns)
+    file = replace(FILE, epoch=Epoch(3), max_timestamp_micros=9_000_000, compaction_generation=2)
     new = convert_file(store, store, file, NEW, conversion)
     assert new is not None
     data = DataFile(store.read(NEW), NEW)
     assert data.row_groups == (3, 1, 3)
     found = data.read(range(len(data.schema)), range(3))
-    assert found.schema.equals(file_schema(target))
+    assert found.schema.equals(file_schema(conversion.target))
     assert found.column(1).to_pylist() == [*range(7)]
     assert found.column(2).null_count == 7
     for name in ("k", "_timestamp", "_key_hash", "_operation"):
@@ -68,19 +72,13 @@ def test_each_row_group_is_converted_for_itself() -> None:
 
 
 def test_a_large_row_group_becomes_pieces_of_whole_record_batches() -> None:
-    was, now = Sql(window=(COUNT, SUM)), Sql(window=(SUM, COUNT))
-    theirs, target = config_of(was.config("t")), config_of(now.config("t"))
+    was = Sql(window=(COUNT, SUM))
     rows = stored(was, SLICE_ROWS + 5_000)
     store = MemoryStore()
     store.put(OLD, encode_rows(rows))
     assert len(DataFile(store.read(OLD), OLD).row_groups) == 1
-    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
-    assert isinstance(columns, ColumnMap)
-    file = TimeFile(
-        epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
-    )
-    conversion = RowConversion(source=theirs, target=target, columns=columns)
-    new = convert_file(store, store, file, NEW, conversion)
+    conversion = conversion_of(was, Sql(window=(SUM, COUNT)))
+    new = convert_file(store, store, FILE, NEW, conversion)
     assert new is not None
     data = DataFile(store.read(NEW), NEW)
     *most, last = data.row_groups
@@ -102,15 +100,9 @@ def test_a_file_that_reads_back_in_another_order_is_refused() -> None:
             rows = found.read(range(len(found.schema)), [0])
             super().put(path, encode_rows(rows.take([1, 0, *range(2, rows.num_rows)])))
 
-    was, now = Sql(window=(COUNT, SUM)), Sql(window=(SUM, COUNT))
-    theirs, target = config_of(was.config("t")), config_of(now.config("t"))
+    was = Sql(window=(COUNT, SUM))
     store = MemoryStore()
     store.put(OLD, encode_rows(stored(was, 7)))
-    columns = map_columns(theirs, target, OperatorId("tumbling_1"), Overrides())
-    assert isinstance(columns, ColumnMap)
-    file = TimeFile(
-        epoch=Epoch(1), path=OLD, min_routing_key=0, max_routing_key=1, max_timestamp_micros=1
-    )
-    conversion = RowConversion(source=theirs, target=target, columns=columns)
+    conversion = conversion_of(was, Sql(window=(SUM, COUNT)))
     with pytest.raises(ProtocolError, match="reads back different"):
-        convert_file(store, Reordering(), file, NEW, conversion)
+        convert_file(store, Reordering(), FILE, NEW, conversion)

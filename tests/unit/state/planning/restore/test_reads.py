@@ -113,6 +113,3 @@ def config(*, generational: bool = False) -> ExpiringTimeKeyConfig:
 def test_arroyo_reads_generational_tables_whole_and_we_do_not() -> None:
     assert len(plan_read(config(generational=True), FILES, 100, managed=False).files) == 3
     assert plan_read(config(generational=True), FILES, 100).files == ()
-
-
-# ---- what a restore opens ------------------------------------------------------------------------

@@ -380,6 +380,3 @@ def test_an_error_told_hides_what_follows_from_it() -> None:
     found = edited(PATHS.epoch_record(Epoch(2)), job=JobId("other"))
     found = replace(found, next_start=StartEmpty())
     assert codes(protocol_findings(found)) == ["error metadata-of-another"]
-
-
-# ---- compactions that wait -----------------------------------------------------------------------
