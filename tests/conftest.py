@@ -57,6 +57,14 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def clock() -> Any:
+    """The time of a store and of who looks at it: `tests.gc_jobs.Clock`."""
+    from tests.gc_jobs import Clock
+
+    return Clock()
+
+
+@pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of maintenance may be stopped between any three objects."""
     from tests.formats import objects

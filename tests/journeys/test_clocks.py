@@ -115,8 +115,7 @@ def test_clocks_that_disagree_are_refused_with_both_times(paths: JobPaths, off: 
 
 
 @BOTH
-def test_a_stopped_job_that_was_copied_is_as_old_as_the_copy(paths: JobPaths) -> None:
-    clock = Clock()
+def test_a_stopped_job_that_was_copied_is_as_old_as_the_copy(paths: JobPaths, clock: Clock) -> None:
     job = begun(paths, clock)
     generation = None if paths.layout is Layout.LEGACY else job.generation
     orphan = paths.data_file(OPERATOR, TABLE, 0, Epoch(3), generation, attempt="left")
@@ -191,8 +190,7 @@ def test_an_epoch_without_a_time_never_expires_by_age(paths: JobPaths, listed: b
     assert planned(timeless, paths, expiry(2, **STOPPED), clock, with_sizes=listed).epochs
 
 
-def test_ages_cost_one_listing_and_no_request_an_epoch() -> None:
-    clock = Clock()
+def test_ages_cost_one_listing_and_no_request_an_epoch(clock: Clock) -> None:
     job = begun(PROTOCOL, clock, 40)
     clock.days(30)
     counted = Counting(job.store)
@@ -206,8 +204,7 @@ def test_ages_cost_one_listing_and_no_request_an_epoch() -> None:
     assert by_age["head"] <= 2
 
 
-def test_an_epoch_that_a_listing_hides_is_asked_for_by_name() -> None:
-    clock = Clock()
+def test_an_epoch_that_a_listing_hides_is_asked_for_by_name(clock: Clock) -> None:
     job = begun(PROTOCOL, clock, off=-10 * DAY)
     write(job, clock, 2)
 
@@ -223,9 +220,8 @@ def test_an_epoch_that_a_listing_hides_is_asked_for_by_name() -> None:
     assert "no_time" not in plan.stays
 
 
-def test_epochs_brought_back_do_not_hold_newer_ones() -> None:
+def test_epochs_brought_back_do_not_hold_newer_ones(clock: Clock) -> None:
     """They are pinned, and their objects are new by the store's clock."""
-    clock = Clock()
     job = begun(PROTOCOL, clock)
     clock.days(10)
     write(job, clock, 2)
@@ -249,8 +245,7 @@ def test_epochs_brought_back_do_not_hold_newer_ones() -> None:
 
 
 @BOTH
-def test_a_dead_job_is_as_young_as_the_younger_clock_says(paths: JobPaths) -> None:
-    clock = Clock()
+def test_a_dead_job_is_as_young_as_the_younger_clock_says(paths: JobPaths, clock: Clock) -> None:
     job = begun(paths, clock, off=10 * DAY)
     clock.days(12)
     asked = replace(dead(**GONE), others=())

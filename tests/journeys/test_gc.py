@@ -59,8 +59,7 @@ QUICK = Pace(sleep=lambda seconds: None)
 # ---- expire --------------------------------------------------------------------------------------
 
 
-def test_an_expiry_keeps_what_it_says_and_a_second_one_finds_nothing() -> None:
-    clock = Clock()
+def test_an_expiry_keeps_what_it_says_and_a_second_one_finds_nothing(clock: Clock) -> None:
     store = begun(8, clock)
     planned = plan_gc(WriteProtected(store), PATHS, expiry(3), now_micros=clock())
     assert planned.epochs == (1, 2, 3, 4, 5)

@@ -126,9 +126,8 @@ def late_record(store: MemoryStore, ref: StatePath) -> tuple[StatePath, bytes]:
     return PATHS.epoch_record(manifest.epoch), encode(record)
 
 
-def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> None:
+def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for(clock: Clock) -> None:
     """Epochs come and go while the chain is walked: what was read is then read again."""
-    clock = Clock()
     start = begun(3, clock, **SMALL)
     counted = Interrupted(copied(start))
     read_roots(counted, PATHS)
@@ -149,8 +148,7 @@ def test_the_parent_of_the_newest_epoch_may_vanish_while_it_is_looked_for() -> N
         assert roots.head.epoch in (3, 6)
 
 
-def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
-    clock = Clock()
+def test_of_two_collectors_at_once_one_waits_for_its_turn(clock: Clock) -> None:
     store = begun(6, clock, **SMALL)
     refused: list[ArroyoStateError] = []
     ended: list[int] = []
@@ -176,8 +174,7 @@ def test_of_two_collectors_at_once_one_waits_for_its_turn() -> None:
     restorable(store, PATHS, 5, 6)
 
 
-def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out() -> None:
-    clock = Clock()
+def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     held = lease(store, PATHS, "dead", LeaseOptions(clock=clock, seconds=60))
     dead = held.__enter__()  # its process ends here: nobody gives it back
@@ -190,8 +187,7 @@ def test_a_lock_left_by_a_dead_run_is_taken_once_it_has_run_out() -> None:
     assert store.head(PATHS.current_generation) is not None
 
 
-def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
-    clock = Clock()
+def test_a_collector_that_lost_its_lease_deletes_nothing_more(clock: Clock) -> None:
     start = begun(5, clock, **SMALL)
     counted = Interrupted(copied(start, clock=clock))
     run_gc(counted, PATHS, expiry(2), GcOptions(clock=clock))

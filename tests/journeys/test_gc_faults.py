@@ -196,8 +196,7 @@ def test_an_expiry_leaves_the_last_whole_epoch_where_a_removal_died() -> None:
     assert expired > 0
 
 
-def test_a_pin_stops_a_removal_that_has_begun() -> None:
-    clock = Clock()
+def test_a_pin_stops_a_removal_that_has_begun(clock: Clock) -> None:
     store = begun(3, clock, **SMALL)
     clock.days(4)
     before = without_ours(store)
@@ -352,14 +351,13 @@ def test_what_a_run_of_before_ignore_state_has_left_is_no_gap_that_stops_everyth
 
 def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
     """No schedule finds it: what a job that has started writes is safe by the other rules, too."""
-    stopped_by_a_start()
+    stopped_by_a_start(Clock())
     broken = mutants.MUTANTS["the directory of jobs is not asked again"]
     with broken(), pytest.raises((pytest.fail.Exception, AssertionError)):
-        stopped_by_a_start()
+        stopped_by_a_start(Clock())
 
 
-def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned() -> None:
-    clock = Clock()
+def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned(clock: Clock) -> None:
     start = begun(6, clock, **SMALL)
     counted = Interrupted(start)
     ParquetBackend(counted, PATHS).expire_plan(Epoch(5))
@@ -374,8 +372,7 @@ def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned() 
         whole(store, PATHS, 2, 5, 6)
 
 
-def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
-    clock = Clock()
+def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it(clock: Clock) -> None:
     start = kept_no_more(begun, 8, clock, **SMALL)
     for epoch in range(1, 9):
         store = copied(start, clock=clock)
@@ -400,8 +397,7 @@ def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
         assert waited == ([10.0] if epoch <= 6 else []), "6 has a parent that goes"
 
 
-def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it() -> None:
-    clock = Clock()
+def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it(clock: Clock) -> None:
     for store, expected in (
         (begun(8, clock, **SMALL), []),
         (kept_no_more(begun, 8, clock, **SMALL), [10.0]),
@@ -430,8 +426,7 @@ def set_aside(clock: Clock) -> tuple[MemoryStore, str]:
     return store, str(done.quarantine)
 
 
-def test_a_job_s_own_cleaning_up_takes_nothing_that_is_brought_back_meanwhile() -> None:
-    clock = Clock()
+def test_a_job_s_own_cleaning_up_takes_nothing_that_is_brought_back_meanwhile(clock: Clock) -> None:
     start, name = set_aside(clock)
     counted = Interrupted(copied(start, clock=clock))
     ParquetBackend(counted, PATHS).expire_plan(Epoch(6))
@@ -447,8 +442,7 @@ def test_a_job_s_own_cleaning_up_takes_nothing_that_is_brought_back_meanwhile() 
 
 
 @share_or_all(6)
-def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up(share: Share) -> None:
-    clock = Clock()
+def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up(share: Share, clock: Clock) -> None:
     start, name = set_aside(clock)
     counted = Interrupted(copied(start, clock=clock))
     run_undelete(counted, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
@@ -512,9 +506,8 @@ class Behind(Wrapper):
         return found
 
 
-def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask() -> None:
+def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask(clock: Clock) -> None:
     """A run that ignores the state writes the old names again, seconds after it was started."""
-    clock = Clock()
     store, paths, _ = some_epochs("legacy", clock)
     events: list[str] = []
     knows = directory(j="stopped").sources[0]
@@ -581,8 +574,7 @@ def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_
     assert without_ours(store) == before
 
 
-def test_a_job_that_may_live_is_never_moved_aside_unread() -> None:
-    clock = Clock()
+def test_a_job_that_may_live_is_never_moved_aside_unread(clock: Clock) -> None:
     store = begun(3, clock, **SMALL)
     store.put(PATHS.epoch_record(Epoch(2)), b"{")
     asked = replace(GONE, unreadable=True, others=())

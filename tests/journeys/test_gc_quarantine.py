@@ -75,8 +75,7 @@ def expired(store: Any, clock: Clock, keep: int = 2, **options: Any) -> Any:
 # ---- pins ----------------------------------------------------------------------------------------
 
 
-def test_a_pinned_epoch_stays_restorable_whoever_expires_its_neighbours() -> None:
-    clock = Clock()
+def test_a_pinned_epoch_stays_restorable_whoever_expires_its_neighbours(clock: Clock) -> None:
     store = begun(9, clock, sinks=1, parallelism=1)
     pin_epoch(store, PATHS, Epoch(3), reason="before the migration", clock=clock)
     outcome = expired(store, clock)
@@ -95,8 +94,7 @@ def test_a_pinned_epoch_stays_restorable_whoever_expires_its_neighbours() -> Non
     assert data_files(store, PATHS) == reachable(store, PATHS)
 
 
-def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays() -> None:
-    clock = Clock()
+def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays(clock: Clock) -> None:
     paths = legacy_job("j")
     store = MemoryStore(clock=clock)
     Written(store, paths, start=clock.micros).epochs(20)
@@ -110,8 +108,7 @@ def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays() -> None:
     assert not run_gc(store, paths, said, GcOptions(clock=clock)).done
 
 
-def test_only_a_whole_epoch_can_be_pinned() -> None:
-    clock = Clock()
+def test_only_a_whole_epoch_can_be_pinned(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     with pytest.raises(NotFoundError, match="epoch 9 does not exist"):
         pin_epoch(store, PATHS, Epoch(9), clock=clock)
@@ -128,8 +125,7 @@ def test_only_a_whole_epoch_can_be_pinned() -> None:
         unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
 
 
-def test_an_older_epoch_that_nothing_leads_to_is_a_gap() -> None:
-    clock = Clock()
+def test_an_older_epoch_that_nothing_leads_to_is_a_gap(clock: Clock) -> None:
     store = begun(8, clock, **SMALL)
     pin_epoch(store, PATHS, Epoch(2), clock=clock)
     expired(store, clock)
@@ -143,8 +139,7 @@ def test_an_older_epoch_that_nothing_leads_to_is_a_gap() -> None:
 # ---- quarantine ----------------------------------------------------------------------------------
 
 
-def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
-    clock = Clock()
+def test_what_epochs_in_quarantine_need_stays_until_they_are_purged(clock: Clock) -> None:
     store = begun(4, clock, **SMALL)
     aside = expired(store, clock, quarantine=True).quarantine
     needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
@@ -166,8 +161,7 @@ def test_what_epochs_in_quarantine_need_stays_until_they_are_purged() -> None:
     assert data_files(store, PATHS) == reachable(store, PATHS)
 
 
-def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere() -> None:
-    clock = Clock()
+def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere(clock: Clock) -> None:
     start = begun(4, clock, **SMALL)
     expired(start, clock, quarantine=True)
     assert purge(start, PATHS, yes=True, clock=clock) == []
@@ -211,8 +205,7 @@ def test_what_a_listing_hides_of_a_quarantine_comes_back_and_goes_with_the_rest(
     assert not [info.path for info in store.list(PATHS.quarantine)]
 
 
-def test_what_lies_where_it_was_is_not_overwritten() -> None:
-    clock = Clock()
+def test_what_lies_where_it_was_is_not_overwritten(clock: Clock) -> None:
     store = begun(4, clock, **SMALL)
     outcome = expired(store, clock, quarantine=True)
     moved = list(plan_undelete(store, PATHS, str(outcome.quarantine)).objects)
@@ -225,8 +218,7 @@ def test_what_lies_where_it_was_is_not_overwritten() -> None:
         list(plan_undelete(store, PATHS, "none").objects)
 
 
-def test_a_copy_that_was_changed_does_not_come_back() -> None:
-    clock = Clock()
+def test_a_copy_that_was_changed_does_not_come_back(clock: Clock) -> None:
     store = begun(4, clock, **SMALL)
     outcome = expired(store, clock, quarantine=True)
     moved = list(plan_undelete(store, PATHS, str(outcome.quarantine)).objects)
@@ -238,8 +230,7 @@ def test_a_copy_that_was_changed_does_not_come_back() -> None:
 # ---- journal, orphans, dead jobs -----------------------------------------------------------------
 
 
-def test_the_journal_names_who_when_what_and_what_became_of_it() -> None:
-    clock = Clock()
+def test_the_journal_names_who_when_what_and_what_became_of_it(clock: Clock) -> None:
     store = begun(6, clock, **SMALL)
     before = {info.path: info for info in store.list()}
     outcome = expired(store, clock, owner="ada")
@@ -273,8 +264,7 @@ def lose_an_attempt(store: MemoryStore, epoch: int, generation: int = 1) -> Any:
     return path
 
 
-def test_orphans_of_a_job_of_ours_go_once_they_are_old_and_an_epoch_is_newer() -> None:
-    clock = Clock()
+def test_orphans_of_a_job_of_ours_go_once_they_are_old_and_an_epoch_is_newer(clock: Clock) -> None:
     store = begun(4, clock, **SMALL)
     lost = lose_an_attempt(store, 3)
     store.put(PATHS.root / "notes.txt", b"of a person")
@@ -305,8 +295,7 @@ def test_orphans_of_a_job_of_ours_go_once_they_are_old_and_an_epoch_is_newer() -
     restorable(store, PATHS, 4, 5)
 
 
-def test_a_dead_job_goes_whole_and_can_come_back() -> None:
-    clock = Clock()
+def test_a_dead_job_goes_whole_and_can_come_back(clock: Clock) -> None:
     store = begun(4, clock, sinks=0, parallelism=1)
     store.put(PATHS.root / "notes.txt", b"of a person")
     before = without_ours(store)
@@ -362,8 +351,7 @@ def test_the_removal_of_a_job_that_was_stopped_anywhere_is_finished_by_the_next(
         assert without_ours(store) == {}, f"crash at change {at}"
 
 
-def test_what_is_written_after_a_removal_began_stops_it() -> None:
-    clock = Clock()
+def test_what_is_written_after_a_removal_began_stops_it(clock: Clock) -> None:
     store = begun(3, clock, **SMALL)
     clock.days(4)
     asked = dead(**{str(PATHS.root): "gone"})
@@ -378,8 +366,7 @@ def test_what_is_written_after_a_removal_began_stops_it() -> None:
         run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
 
 
-def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not() -> None:
-    clock = Clock()
+def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not(clock: Clock) -> None:
     store = begun(6, clock, **SMALL)
     plan = plan_gc(store, PATHS, expiry(3), now_micros=clock())
     text = json.dumps(gc_plan_to_json(plan)).encode()

@@ -138,8 +138,7 @@ def test_a_job_of_arroyo_s_in_unknown_condition_is_not_touched(paths: JobPaths) 
     )
 
 
-def test_a_job_that_starts_while_it_is_collected_stops_the_collection() -> None:
-    clock = Clock()
+def test_a_job_that_starts_while_it_is_collected_stops_the_collection(clock: Clock) -> None:
     store, _ = arroyo(PROTOCOL, 8, clock)
     words = iter(["stopped"] * 3 + ["running"] * 9)
 
@@ -175,16 +174,14 @@ def test_metadata_that_does_not_decode_is_refused_whether_it_expires_or_stays(ep
 
 
 @pytest.mark.parametrize("number", [2, 14])
-def test_operator_metadata_that_does_not_decode_is_refused(number: int) -> None:
-    clock = Clock()
+def test_operator_metadata_that_does_not_decode_is_refused(number: int, clock: Clock) -> None:
     store, _ = arroyo(LEGACY, 15, clock)
     garble(store, LEGACY.operator_metadata(OPERATOR, Epoch(number)))
     for asked in (expiry(2, **STOPPED), orphans(**STOPPED)):
         refused(store, LEGACY, asked, clock, "does not match its format")
 
 
-def test_a_newer_version_is_refused() -> None:
-    clock = Clock()
+def test_a_newer_version_is_refused(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     path = PATHS.epoch_record(Epoch(2))
     fields = json.loads(store.read(path)) | {"version": 2}
@@ -210,8 +207,7 @@ class Cut(Wrapper):
 
 @pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
 @pytest.mark.parametrize("after", [0, 1, 7, 20])
-def test_a_listing_that_is_cut_short_is_refused(paths: JobPaths, after: int) -> None:
-    clock = Clock()
+def test_a_listing_that_is_cut_short_is_refused(paths: JobPaths, after: int, clock: Clock) -> None:
     store, _ = arroyo(paths, 15, clock)
     said = {str(paths.root): "stopped"}
     clock.days(5)
@@ -219,16 +215,14 @@ def test_a_listing_that_is_cut_short_is_refused(paths: JobPaths, after: int) -> 
         refused(Cut(store, after), paths, asked, clock, r"gc refused:|leased by")
 
 
-def test_two_deployments_below_one_url_are_refused() -> None:
-    clock = Clock()
+def test_two_deployments_below_one_url_are_refused(clock: Clock) -> None:
     store, _ = arroyo(LEGACY, 15, clock)
     arroyo(protocol_job("j", "inner"), 2, clock, store)
     refused(store, LEGACY, expiry(2, **STOPPED), clock, "two deployments overlap")
 
 
 @pytest.mark.parametrize("hostile", ["../x/table-a-000", "/etc/passwd", "p/main/%2e%2e/table-a"])
-def test_a_hostile_reference_is_refused(hostile: str) -> None:
-    clock = Clock()
+def test_a_hostile_reference_is_refused(hostile: str, clock: Clock) -> None:
     store, _ = arroyo(PROTOCOL, 8, clock)
     ref = PROTOCOL.manifest(WorkerGeneration(1), Epoch(2))
     path = PROTOCOL.data_file(OPERATOR, TABLE, 0, Epoch(2), WorkerGeneration(1), attempt="x")
@@ -250,8 +244,7 @@ def test_a_grace_period_in_the_future_or_below_the_floor_is_refused(grace: int) 
         expiry(micros=-1)
 
 
-def test_a_collector_whose_clock_is_not_the_store_s_refuses() -> None:
-    clock = Clock()
+def test_a_collector_whose_clock_is_not_the_store_s_refuses(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     ahead = Clock()
     ahead.micros = clock.micros + 5 * 86_400_000_000
@@ -262,9 +255,8 @@ def test_a_collector_whose_clock_is_not_the_store_s_refuses() -> None:
 # ---- what is not garbage -------------------------------------------------------------------------
 
 
-def test_names_used_again_after_ignore_state_are_never_taken() -> None:
+def test_names_used_again_after_ignore_state_are_never_taken(clock: Clock) -> None:
     """The new run writes into old directories, under old names, while it runs."""
-    clock = Clock()
     store, _ = arroyo(LEGACY, 8, clock)
     second = Written(store, LEGACY, start=clock.micros, keep=12)
     for number in range(9, 21):
@@ -311,8 +303,7 @@ def test_while_a_job_runs_whose_epochs_nobody_names_nothing_goes_that_it_may_wri
         assert [*planned(store, LEGACY, asked, clock).data.paths] == expected
 
 
-def test_jobs_whose_names_begin_alike_do_not_touch_each_other() -> None:
-    clock = Clock()
+def test_jobs_whose_names_begin_alike_do_not_touch_each_other(clock: Clock) -> None:
     store, _ = arroyo(legacy_job("job_1"), 15, clock)
     arroyo(legacy_job("job_10"), 15, clock, store)
     arroyo(protocol_job("pl", "job_1"), 6, clock, store)
@@ -331,8 +322,7 @@ def test_jobs_whose_names_begin_alike_do_not_touch_each_other() -> None:
     assert after == others
 
 
-def test_names_that_are_percent_encoded_in_the_store_are_the_same_files() -> None:
-    clock = Clock()
+def test_names_that_are_percent_encoded_in_the_store_are_the_same_files(clock: Clock) -> None:
     store = begun(4, clock, **SMALL)
     operator = OperatorId("SessionWindow<30s>")
     lost = PATHS.data_file(

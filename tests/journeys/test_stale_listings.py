@@ -90,8 +90,7 @@ def test_orphans_that_only_the_listing_shows_end_no_run(count: int, aside: bool)
         assert [path for path in paths if store.head(path)] == paths[count // 2 :]
 
 
-def test_a_file_is_as_old_as_its_newest_version() -> None:
-    clock = Clock()
+def test_a_file_is_as_old_as_its_newest_version(clock: Clock) -> None:
     store = begun(6, clock)
     clock.days(10)
     [path] = with_orphans(store, clock, 1)

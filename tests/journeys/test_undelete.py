@@ -168,8 +168,7 @@ def test_a_job_goes_on_from_its_newest_epoch_after_either_quarantine_came_back(
         restorable(store, PATHS, 4, 5)
 
 
-def test_each_run_that_ended_has_a_quarantine_of_its_own() -> None:
-    clock = Clock()
+def test_each_run_that_ended_has_a_quarantine_of_its_own(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     first = quarantine_objects(store, PATHS, expiry(3), clock)
     run_word_job(store, **{**JOB, **SMALL}, max_epochs=2)
@@ -216,8 +215,7 @@ def _epochs(store: MemoryStore) -> list[int]:
     return [n for n in range(1, 9) if store.head(PATHS.epoch_record(Epoch(n))) is not None]
 
 
-def test_no_more_comes_back_than_was_planned() -> None:
-    clock = Clock()
+def test_no_more_comes_back_than_was_planned(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     name = quarantine_objects(store, PATHS, expiry(3), clock)
     assert name
@@ -232,8 +230,7 @@ def test_no_more_comes_back_than_was_planned() -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away() -> None:
-    clock = Clock()
+def test_an_epoch_that_a_writer_breaks_before_it_reads_the_pins_stays_away(clock: Clock) -> None:
     start = begun(5, clock, **SMALL)
     broken = 0
     for store in stopped_anywhere(start, PATHS, lambda: expiry(3), clock, go_on=False):
@@ -266,8 +263,7 @@ def _manifest_of(store: MemoryStore, record: StatePath) -> StatePath:
     return decode_epoch_record(store.read(record), record).checkpoint_ref
 
 
-def test_a_quarantine_of_which_a_purge_has_begun_is_refused() -> None:
-    clock = Clock()
+def test_a_quarantine_of_which_a_purge_has_begun_is_refused(clock: Clock) -> None:
     store = begun(8, clock, **SMALL)
     name = quarantine_objects(store, PATHS, expiry(2), clock)
     assert name is not None

@@ -48,9 +48,17 @@ class Clock:
         return int(self.seconds * 1e6)
 
 
-def test_one_holds_it_and_gives_it_back() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(clock=clock)
+
+
+def test_one_holds_it_and_gives_it_back(clock: Clock, store: MemoryStore) -> None:
     with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
         held.put(SOMETHING, b"1")
         with (
@@ -81,9 +89,7 @@ def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
         assert held.read(SOMETHING) == b"new"
 
 
-def test_overlapping_runs_of_one_owner_exclude_each_other() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_overlapping_runs_of_one_owner_exclude_each_other(clock: Clock, store: MemoryStore) -> None:
     with lease(store, PATHS, "run 7", LeaseOptions(clock=clock)) as held:
         with pytest.raises(ConflictError) as error:
             lease(store, PATHS, "run 7", LeaseOptions(clock=clock)).__enter__()
@@ -94,9 +100,7 @@ def test_overlapping_runs_of_one_owner_exclude_each_other() -> None:
         held.put(SOMETHING, b"1")
 
 
-def test_refusal_says_what_the_holder_s_lease_is_for() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_refusal_says_what_the_holder_s_lease_is_for(clock: Clock, store: MemoryStore) -> None:
     for directory, does in (
         (PATHS.writers, "it runs the job"),
         (PATHS.windows, "it holds the job's maintenance window"),
@@ -109,9 +113,7 @@ def test_refusal_says_what_the_holder_s_lease_is_for() -> None:
         assert error.value.facts["job"] == PATHS.root
 
 
-def test_newest_lease_is_the_record_of_the_last_holder() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_newest_lease_is_the_record_of_the_last_holder(clock: Clock, store: MemoryStore) -> None:
     assert newest_lease(store, PATHS.leases) is last_released_lease(store, PATHS.leases) is None
     with lease(store, PATHS, "first", LeaseOptions(clock=clock)):
         assert last_released_lease(store, PATHS.leases) is None
@@ -198,9 +200,7 @@ def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
         assert held.lease.token == 5
 
 
-def test_a_create_that_failed_takes_nothing() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_create_that_failed_takes_nothing(clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=1, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
@@ -243,9 +243,7 @@ def test_an_interrupted_create_releases_no_lease_that_it_cannot_read() -> None:
     assert store.read(PATHS.leases / "0000000001.json") == b'{"version": 99}'
 
 
-def test_a_create_whose_outcome_is_unknown_is_read_back() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_create_whose_outcome_is_unknown_is_read_back(clock: Clock, store: MemoryStore) -> None:
     failing = FaultInjecting(store, fail_at=1, mode="after", error=StorageError("timed out"))
     with lease(failing, PATHS, "one", LeaseOptions(clock=clock)) as held:
         assert held.lease.token == 1
@@ -478,8 +476,7 @@ def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> 
             assert found.lease.token == token
 
 
-def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
-    clock = Clock()
+def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed(clock: Clock) -> None:
 
     class Slow(MemoryStore):
         behind: Callable[[], object] | None = None
@@ -503,8 +500,7 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("seconds", [50, 55])
-def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int) -> None:
-    clock = Clock()
+def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int, clock: Clock) -> None:
 
     class Stuck(MemoryStore):
         def create(self, path: StatePath, data: bytes) -> bool:
@@ -675,9 +671,7 @@ def test_clocks_count_whole_microseconds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert repr(own_clock()) == "6000001"
 
 
-def test_a_store_s_clock_that_was_set_back_locks_nothing() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_store_s_clock_that_was_set_back_locks_nothing(clock: Clock, store: MemoryStore) -> None:
     clock.seconds += DAY
     died(store, PATHS, "dead", clock=Clock())
     clock.seconds -= DAY
@@ -695,8 +689,7 @@ class Timeless(Wrapper):
         return None if found is None else replace(found, modified_micros=None)
 
 
-def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
-    clock = Clock()
+def test_where_a_store_gives_no_times_those_of_the_records_count(clock: Clock) -> None:
     store = Timeless(MemoryStore(clock=clock))
     died(store, PATHS, "dead", clock=clock)
     clock.seconds += 59
@@ -709,10 +702,8 @@ def test_where_a_store_gives_no_times_those_of_the_records_count() -> None:
     assert "ended without releasing it; what" in told[0]
 
 
-def test_what_an_older_release_reads_is_still_written() -> None:
+def test_what_an_older_release_reads_is_still_written(clock: Clock, store: MemoryStore) -> None:
     """It compares `expires_at_micros` with its clock, and lets an owner take over from itself."""
-    clock = Clock()
-    store = MemoryStore(clock=clock)
     with lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)) as held:
         found = json.loads(store.read(held.lease.path))
         assert found["expires_at_micros"] == int((clock.seconds + 60) * 1e6)
@@ -845,9 +836,7 @@ def test_an_interrupt_before_the_renewal_starts_leaves_the_lease_free(
 # ---- waiting, taking over, nesting ---------------------------------------------------------------
 
 
-def test_a_wait_and_a_take_over_are_told_once_each() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_wait_and_a_take_over_are_told_once_each(clock: Clock, store: MemoryStore) -> None:
     told: list[str] = []
 
     def sleep(seconds: float) -> None:
@@ -878,9 +867,7 @@ def test_operations_hand_their_options_on_to_the_lease() -> None:
     assert LeaseOptions.of(asked) == expected
 
 
-def test_a_refusal_names_host_pid_and_time() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_refusal_names_host_pid_and_time(clock: Clock, store: MemoryStore) -> None:
     with (
         lease(store, PATHS, "one", LeaseOptions(clock=clock)),
         pytest.raises(LeaseHeldError) as error,

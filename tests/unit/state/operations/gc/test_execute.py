@@ -74,8 +74,7 @@ def run(store: Any, clock: Clock, plan: GcPlan | None = None, **options: Any) ->
     return run_gc(store, PATHS, orphans(**STOPPED), asked, plan=plan)
 
 
-def test_objects_go_by_the_thousand_and_are_counted_by_a_listing() -> None:
-    clock = Clock()
+def test_objects_go_by_the_thousand_and_are_counted_by_a_listing(clock: Clock) -> None:
     store = Answering(job_with_orphans(2500, clock))
     told: list[Progress] = []
     outcome = run(store, clock, on_progress=told.append)
@@ -86,8 +85,7 @@ def test_objects_go_by_the_thousand_and_are_counted_by_a_listing() -> None:
     whole(store, PATHS, 1, 2, 3)
 
 
-def test_throttled_keys_are_tried_again_and_nothing_else() -> None:
-    clock = Clock()
+def test_throttled_keys_are_tried_again_and_nothing_else(clock: Clock) -> None:
 
     def answer(call: int, paths: list[StatePath]) -> dict[StatePath, str]:
         return dict.fromkeys(paths[:7], THROTTLED) if call <= 2 else {}
@@ -102,8 +100,7 @@ def test_throttled_keys_are_tried_again_and_nothing_else() -> None:
     assert Counter(e.outcome for e in read_journal(store, PATHS)) == {"deleted": 30}
 
 
-def test_a_store_that_throttles_for_ever_is_told_and_metadata_stays() -> None:
-    clock = Clock()
+def test_a_store_that_throttles_for_ever_is_told_and_metadata_stays(clock: Clock) -> None:
     start = MemoryStore(clock=clock)
     Written(start, PATHS, start=clock.micros, keep=1).epochs(6)
     before = set(without_ours(start))
@@ -125,8 +122,7 @@ def test_a_store_that_throttles_for_ever_is_told_and_metadata_stays() -> None:
     whole(start, PATHS, 5, 6)
 
 
-def test_what_is_forbidden_is_not_tried_again() -> None:
-    clock = Clock()
+def test_what_is_forbidden_is_not_tried_again(clock: Clock) -> None:
     store = Answering(
         job_with_orphans(30, clock), lambda call, paths: dict.fromkeys(paths[:1], DENIED)
     )
@@ -136,8 +132,7 @@ def test_what_is_forbidden_is_not_tried_again() -> None:
     assert store.batches == [30]
 
 
-def test_an_answer_that_was_lost_is_asked_for_again() -> None:
-    clock = Clock()
+def test_an_answer_that_was_lost_is_asked_for_again(clock: Clock) -> None:
     start = job_with_orphans(30, clock)
 
     class Lost(Answering):
@@ -152,8 +147,7 @@ def test_an_answer_that_was_lost_is_asked_for_again() -> None:
     assert store.batches == [30, 30]
 
 
-def test_a_store_that_says_it_deleted_and_did_not_is_found_out() -> None:
-    clock = Clock()
+def test_a_store_that_says_it_deleted_and_did_not_is_found_out(clock: Clock) -> None:
 
     class Lying(Wrapper):
         def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
@@ -167,8 +161,7 @@ def test_a_store_that_says_it_deleted_and_did_not_is_found_out() -> None:
             run(store, clock)
 
 
-def test_a_listing_of_nothing_is_no_proof_that_all_is_gone() -> None:
-    clock = Clock()
+def test_a_listing_of_nothing_is_no_proof_that_all_is_gone(clock: Clock) -> None:
     start = job_with_orphans(100, clock)
 
     class Blind(Wrapper):
@@ -183,8 +176,7 @@ def test_a_listing_of_nothing_is_no_proof_that_all_is_gone() -> None:
         run(Blind(start), clock)
 
 
-def test_requests_are_no_faster_than_asked_for() -> None:
-    clock = Clock()
+def test_requests_are_no_faster_than_asked_for(clock: Clock) -> None:
     waited: list[float] = []
     store = job_with_orphans(2500, clock)
     run(store, clock, pace=Pace(batches_per_second=2, sleep=waited.append))
