@@ -35,17 +35,17 @@ MOST_LINES = {
     "spark": 7_070,
     "state.codec": 7_645,
     "state.errors": 5,
-    "state.metadata": 3_086,
+    "state.metadata": 3_244,
     "state.model": 6_214,
-    "state.operations": 29_672,
-    "state.planning": 11_591,
-    "state.runtime": 3_607,
+    "state.operations": 29_567,
+    "state.planning": 11_554,
+    "state.runtime": 3_541,
     "state.storage": 6_056,
     "state.tables": 10_115,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_895
+MOST_LINES_OF_TESTS = 91_911
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

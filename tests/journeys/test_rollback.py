@@ -21,6 +21,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state import (
+    Checkpoint,
     CheckpointState,
     CompactionPolicy,
     CompactionSettings,
@@ -48,6 +49,7 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.codec.derived import plain_values
+from arroyo_dagster.state.metadata.publisher import NextEpoch, publish_epoch
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.operations.catalog.changes import poll_fleet
@@ -55,6 +57,7 @@ from arroyo_dagster.state.operations.restore import rollback
 from arroyo_dagster.state.operations.restore.rollback import restorable_epochs, rollback_done
 from tests.damages import Scene, parent_out_of_the_job
 from tests.faulty_stores import Crash, FaultInjecting
+from tests.formats import RunProgress
 from tests.internals import FleetCursor, JobRun, LocalRun, read_pins
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.shares import Share, dealt_out
@@ -278,15 +281,30 @@ def test_sdf_service_with_siblings_is_refused() -> None:
         assert base.progress is not None
         offsets = json.dumps({"lines": offset})
         progress = replace(base.progress, offsets=offsets, final=False)
-        run.base = replace(base, progress=progress)
-        manifest = run._publisher.manifest(run.plan(False), base.operators, run.base, progress)
-        backend_of_run = run.backend
-        backend_of_run.publish(replace(manifest, needs_commit=False))
+        publish_again(run, base, progress, needs_commit=False)
     run_pipeline(job(store, job="other"), store, max_epochs=1)
     go_back(store, pipeline.paths, 8)  # not an SDF service at epoch 8
     assert backend.load().epoch == 10
     with pytest.raises(ProtocolError, match="SDF service"):
         plan_rollback(store, pipeline.paths, 9)
+
+
+def publish_again(
+    run: JobRun, base: Checkpoint, progress: RunProgress, *, needs_commit: bool
+) -> None:
+    """Publish the state of an epoch as the next epoch of a run."""
+    plan = run.plan(False)
+    new = NextEpoch(
+        epoch=plan.epoch,
+        min_epoch=plan.min_epoch,
+        parent_ref=base.ref,
+        operators=base.operators,
+        progress=progress,
+        start_time_micros=base.start_time_micros,
+        finish_time_micros=run.backend.clock(),
+        needs_commit=needs_commit,
+    )
+    publish_epoch(run.backend, new)
 
 
 class JobRunOf:
@@ -559,10 +577,7 @@ def test_the_sensor_goes_on_behind_an_epoch_whose_commit_is_never_finished() -> 
     with contextlib.suppress(Crash), JobRunOf(store, pipeline) as run:
         assert run.base is not None
         assert run.base.progress is not None
-        manifest = run._publisher.manifest(
-            run.plan(False), run.base.operators, run.base, run.base.progress
-        )
-        run.backend.publish(manifest)
+        publish_again(run, run.base, run.base.progress, needs_commit=True)
     assert states(store, pipeline.paths)[9] == "committing"
     go_back(store, pipeline.paths, 7)
     news = poll_fleet(store, cursor)

@@ -20,7 +20,7 @@ from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.connectors import SparkSink, SparkSource
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state.runtime.coordinator import EpochPublisher
+from arroyo_dagster.state.runtime import coordinator
 from tests.faulty_stores import Crash
 from tests.spark.test_staging import staged_rows
 from tests.words import output_of
@@ -107,12 +107,13 @@ def test_a_run_that_ends_at_an_epoch_goes_on_exactly_once(
     place: Place, point: str, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write("a.json", "to", "be")
-    target, name = {"publish": (EpochPublisher, "publish"), "note": (StagingQueries, "note")}[point]
+    places = {"publish": (coordinator, "publish_epoch"), "note": (StagingQueries, "note")}
+    target, name = places[point]
     real = getattr(target, name)
 
-    def crash(*given: Any) -> None:
+    def crash(*given: Any, **named: Any) -> None:
         if behind:
-            real(*given)
+            real(*given, **named)
         raise Crash
 
     monkeypatch.setattr(target, name, crash)
@@ -131,11 +132,11 @@ from arroyo_dagster.spark import session
 from arroyo_dagster.spark.connectors.binding import bound_to_run
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.staging import Staging
-from arroyo_dagster.state.runtime.coordinator import EpochPublisher
+from arroyo_dagster.state.runtime import coordinator
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.spark.test_spark_source import Place
 
-def kill(*_):
+def kill(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 point, root = sys.argv[1:]
@@ -148,7 +149,7 @@ elif point == "batch-staged":
     stage = Staging.stage
     Staging.stage = lambda *given: (stage(*given), kill())
 elif point == "subtasks-written":
-    EpochPublisher.publish = kill
+    coordinator.publish_epoch = kill
 else:
     StagingQueries.note = kill
 Place(session.get_session("local[2]")[0], Path(root)).run()
@@ -197,7 +198,7 @@ def test_rows_that_were_staged_with_other_columns_are_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write("a.json", "to")
-    monkeypatch.setattr(EpochPublisher, "publish", _crash)
+    monkeypatch.setattr(coordinator, "publish_epoch", _crash)
     with pytest.raises(Crash):
         place.run()
     monkeypatch.undo()
@@ -210,7 +211,7 @@ def test_rows_that_were_staged_with_other_columns_are_refused(
     place.assert_exact()
 
 
-def _crash(*_: Any) -> None:
+def _crash(*_: Any, **__: Any) -> None:
     raise Crash
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from arroyo_dagster.errors import (
@@ -24,12 +24,10 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.metadata.backend import Started, StateBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.metadata.reader import as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.metadata.publisher import NextEpoch, publish_epoch
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
-    LegacyCheckpoint,
-    Manifest,
     OperatorCheckpoint,
     RunProgress,
     SubtaskCheckpoint,
@@ -40,7 +38,6 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
-from arroyo_dagster.state.planning.restore.recovery import legacy_state
 from arroyo_dagster.state.runtime.merged_files import MergedFiles
 from arroyo_dagster.state.runtime.operators import Offset, registered
 from arroyo_dagster.state.runtime.pipeline import Pipeline
@@ -86,7 +83,6 @@ class JobRun:
         self.base = started.restored
         self.retention = RunRetention(pipeline, backend)
         self._sinks = pipeline.sinks()
-        self._publisher = EpochPublisher(backend)
         since = self.base.epoch if self.base else Epoch(0)
         self._files = MergedFiles(store, pipeline, backend, since)
         self._sources: Mapping[OperatorId, SourceState] = {}
@@ -278,7 +274,8 @@ class JobRun:
         alarms = [report.next_alarm_micros for _, report in reports]
         taken = self._files.take_over(self._operators(plan, reports, offsets, watermarks_micros))
         operators, compacted = self._files.merge(plan, taken, self.base)
-        self.base = self._publisher.publish(plan, operators, self.base, progress)
+        new = _next_epoch(plan, operators, self.base, progress, self.backend.clock())
+        self.base = publish_epoch(self.backend, new)
         self._compacted = compacted
         if self.base.needs_commit:
             self._commit(self.base)
@@ -428,86 +425,23 @@ def finished(store: ObjectStore, pipeline: Pipeline) -> Checkpoint | None:
     return newest if ended else None
 
 
-# ---- publish an epoch, in both layouts -----------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EpochPublisher:
-    """Writes the metadata of epochs."""
-
-    backend: StateBackend
-
-    def publish(
-        self,
-        plan: EpochPlan,
-        operators: Sequence[OperatorCheckpoint],
-        base: Checkpoint | None,
-        progress: RunProgress,
-    ) -> Checkpoint:
-        """Write the metadata of an epoch: from now on it exists.
-
-        Args:
-            base: the previous epoch; None for the first.
-
-        Raises:
-            ConflictError: another run owns the epoch, or a newer run was started.
-        """
-        if plan.generation is None:
-            return self._publish_legacy(plan, operators, progress)
-        manifest = self.manifest(plan, operators, base, progress)
-        published = self.backend.publish(manifest)
-        state = CheckpointState.COMMITTING if manifest.needs_commit else CheckpointState.READY
-        return as_checkpoint(manifest, published.ref, state)
-
-    def _publish_legacy(
-        self, plan: EpochPlan, operators: Sequence[OperatorCheckpoint], progress: RunProgress
-    ) -> Checkpoint:
-        """Write every operator's object, then the checkpoint's, which makes the epoch exist."""
-        if self.backend.exists(plan.epoch):
-            raise ConflictError(
-                f"epoch {plan.epoch} already exists: another run wrote it",
-                job=self.backend.paths.job,
-                next_step="start the job again: it continues from that epoch; nothing was written",
-            )
-        for operator in operators:
-            self.backend.write_operator_checkpoint_metadata(operator)
-        head = LegacyCheckpoint(
-            job=self.backend.paths.job,
-            epoch=plan.epoch,
-            min_epoch=plan.min_epoch,
-            start_time_micros=min(operator.start_time_micros for operator in operators),
-            finish_time_micros=self.backend.clock(),
-            operators=tuple(operator.operator for operator in operators),
-            progress=progress,
-        )
-        path = self.backend.write_checkpoint_metadata(head)
-        state = legacy_state(head, operators, committed=False)
-        return legacy_checkpoint(head, operators, path, state)
-
-    def manifest(
-        self,
-        plan: EpochPlan,
-        operators: Sequence[OperatorCheckpoint],
-        base: Checkpoint | None,
-        progress: RunProgress,
-    ) -> Manifest:
-        """Return the manifest of an epoch in the protocol layout; arguments as of `publish`."""
-        paths = self.backend.paths
-        assert paths.pipeline is not None
-        assert plan.generation is not None
-        return Manifest(
-            pipeline=paths.pipeline,
-            job=paths.job,
-            worker_generation=plan.generation,
-            epoch=plan.epoch,
-            min_epoch=plan.min_epoch,
-            start_time_micros=min(operator.start_time_micros for operator in operators),
-            finish_time_micros=self.backend.clock(),
-            needs_commit=any(operator.needs_commit for operator in operators),
-            operators=tuple(operators),
-            parent_ref=base.ref if base else None,
-            progress=progress,
-        )
+def _next_epoch(
+    plan: EpochPlan,
+    operators: Sequence[OperatorCheckpoint],
+    base: Checkpoint | None,
+    progress: RunProgress,
+    now_micros: int,
+) -> NextEpoch:
+    return NextEpoch(
+        epoch=plan.epoch,
+        min_epoch=plan.min_epoch,
+        parent_ref=base.ref if base else None,
+        operators=tuple(operators),
+        progress=progress,
+        start_time_micros=min(operator.start_time_micros for operator in operators),
+        finish_time_micros=now_micros,
+        needs_commit=any(operator.needs_commit for operator in operators),
+    )
 
 
 # ---- deletion of expired epochs by the run that writes new ones ----------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.publisher import publish_carried
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -26,7 +27,6 @@ from arroyo_dagster.state.operations.gc.pins import keep_compaction
 from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.engines import EngineChoice
-from arroyo_dagster.state.planning.restore.checkpoint import carried_manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,16 +147,15 @@ def publish_epoch(
         )
     epoch = Epoch(base.epoch + 1)
     assert base.progress is not None
-    assert backend.generation is not None
-    manifest = carried_manifest(
+    publish_carried(
+        backend,
         base,
         applied.operators,
-        worker_generation=backend.generation,
         epoch=epoch,
         progress=replace(base.progress, rolled_back_to=None, revises=None),
+        min_epoch=base.min_epoch,
         now_micros=backend.clock(),
     )
-    backend.publish(manifest)
     backend.store.delete_many([path for path, _ in facts.pending])
     return replace(_outcome(facts, plan, outcomes), published="epoch", epoch=epoch)
 

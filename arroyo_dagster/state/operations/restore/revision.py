@@ -15,6 +15,7 @@ from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, Stor
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
+from arroyo_dagster.state.metadata.publisher import publish_carried, writer_lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -26,7 +27,6 @@ from arroyo_dagster.state.model.garbage import Pin
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.gc.pins import put_pins, release
-from arroyo_dagster.state.operations.restore.carried import publish_carried, writer_lease
 from arroyo_dagster.state.storage.store import ObjectStore
 
 BEFORE_EDIT = "before edit "

@@ -17,6 +17,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
+from arroyo_dagster.state.metadata.publisher import publish_carried, writer_lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -39,7 +40,6 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     newest_generation,
 )
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
-from arroyo_dagster.state.operations.restore.carried import publish_carried, writer_lease
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (
     EpochFacts,
@@ -308,7 +308,7 @@ def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
     target = backend.prepare_checkpoint_load(plan.epoch)
     check_same(plan, replace(plan, epoch=target.epoch, ref=target.ref))
     min_epoch = max(target.min_epoch, *_min_epochs(backend, plan))
-    ref = publish_carried(
+    published = publish_carried(
         backend,
         target,
         target.operators,
@@ -318,7 +318,7 @@ def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
         now_micros=backend.clock(),
     )
     return RollbackOutcome(
-        plan=plan, epoch=plan.publishes, ref=ref, worker_generation=backend.generation
+        plan=plan, epoch=plan.publishes, ref=published.ref, worker_generation=backend.generation
     )
 
 

@@ -11,13 +11,10 @@ from dataclasses import replace
 
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.checkpoints import (
-    Checkpoint,
     ExpiringTimeKeyReport,
     GlobalKeyedReport,
     LegacyCheckpoint,
-    Manifest,
     OperatorCheckpoint,
-    RunProgress,
     SubtaskCheckpoint,
 )
 from arroyo_dagster.state.model.ids import (
@@ -26,7 +23,6 @@ from arroyo_dagster.state.model.ids import (
     OperatorId,
     StatePath,
     TableName,
-    WorkerGeneration,
 )
 from arroyo_dagster.state.model.json_fields import MAX_TIME_MICROS
 from arroyo_dagster.state.model.keys import KeyRange
@@ -165,39 +161,6 @@ def _merge_table(
     carried = [listed.pop(file.path) for file in earlier if file.path in listed]
     kept = [f for f in (*carried, *listed.values()) if f.max_timestamp_micros >= cutoff]
     return ExpiringTimeKeyFiles(files=tuple(kept)) if kept else None
-
-
-def carried_manifest(
-    parent: Checkpoint,
-    operators: Iterable[OperatorCheckpoint],
-    *,
-    worker_generation: WorkerGeneration,
-    epoch: Epoch,
-    progress: RunProgress,
-    now_micros: int,
-    min_epoch: Epoch | None = None,
-) -> Manifest:
-    """Return the manifest of an epoch without new rows, such as a compaction at rest writes.
-
-    Args:
-        parent: of the protocol layout; its commit is finished.
-        operators: with the tables that the epoch lists.
-        min_epoch: None = that of the parent.
-    """
-    assert parent.pipeline is not None
-    return Manifest(
-        pipeline=parent.pipeline,
-        job=parent.job,
-        worker_generation=worker_generation,
-        epoch=epoch,
-        min_epoch=parent.min_epoch if min_epoch is None else min_epoch,
-        start_time_micros=now_micros,
-        finish_time_micros=now_micros,
-        needs_commit=False,
-        operators=tuple(carry_operator(operator, epoch) for operator in operators),
-        parent_ref=parent.ref,
-        progress=progress,
-    )
 
 
 def carry_operator(operator: OperatorCheckpoint, epoch: Epoch) -> OperatorCheckpoint:
