@@ -33,11 +33,11 @@ MOST_LINES = {
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_070,
-    "state.codec": 7_645,
+    "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_244,
     "state.model": 6_214,
-    "state.operations": 29_567,
+    "state.operations": 29_565,
     "state.planning": 11_554,
     "state.runtime": 3_541,
     "state.storage": 6_056,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_911
+MOST_LINES_OF_TESTS = 91_930
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -42,6 +42,7 @@ from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.model.verify import MAX_LEVEL
+from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from arroyo_dagster.state.operations.gc.pins import forget_changes
 from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
@@ -501,6 +502,24 @@ def test_relative_positions_are_refused_where_no_record_of_the_edit_is_left(layo
         run(lagging, job, positions("4=+50"))
     assert state_of(job.store, job.paths) == expected
     assert run(lagging, job, positions("4=60")).published
+
+
+def test_a_record_that_was_renamed_or_lost_is_named_and_nothing_is_undone() -> None:
+    job = surgery_job(Layout.LEGACY)
+    record = run(job.store, job, KEY).record
+    assert record is not None
+    was, data = others(job.store), job.store.read(record)
+    job.store.delete_many([record])
+    with pytest.raises(NotFoundError, match="the record of the last change is lost") as lost:
+        run_undo(job.store, job.paths, stopped(job.paths))
+    assert lost.value.facts["path"] == record
+    renamed = job.paths.changes / record.name.replace("-edit", "-compaction")
+    job.store.put(renamed, data)
+    for refused in (read_inventory, lambda store, _: run(store, job, TO_WATERMARK)):
+        with pytest.raises(FormatError, match="is that of another change") as error:
+            refused(job.store, job.paths)
+        assert error.value.facts["path"] == renamed
+    assert others(job.store) == was
 
 
 @LAYOUTS

@@ -211,7 +211,11 @@ def _what_changed(store: ObjectStore, paths: JobPaths, directory: JobDirectory) 
         return None
     path, record = newest
     rebuilt = record.kind is ChangeKind.REBUILD
-    snapshot = (_rebuilt_snapshot if rebuilt else _snapshot)(store, paths, directory, record)
+    snapshot = (
+        _rebuilt_snapshot(store, paths, directory, record)
+        if rebuilt
+        else take_snapshot(store, paths, directory)
+    )
     check_may_undo(paths, snapshot, record.operation, record.epoch)
     (_check_rebuilt if rebuilt else _check_in_place)(store, paths, snapshot, record)
     # What leads to an object is written after it, and goes before it.
@@ -235,7 +239,15 @@ def _newest_record(store: ObjectStore, paths: JobPaths) -> tuple[StatePath, Chan
     names.update(read_pins(store, paths).changes)
     for name in sorted(names, key=lambda name: name.partition("-")[2], reverse=True):
         path = paths.changes / name
-        record = decode_change_record(store.read(path), path)
+        try:
+            record = decode_change_record(store.read(path), path)
+        except NotFoundError as error:
+            raise NotFoundError(
+                "the record of the last change is lost, so that it cannot be undone",
+                job=paths.root,
+                path=path,
+                next_step="restore the record from a copy of the job; nothing was changed",
+            ) from error
         if record.before:
             return path, record
     return None
@@ -264,12 +276,6 @@ def _changed_objects(
 
 
 # ---- of a compaction or an edit ------------------------------------------------------------------
-
-
-def _snapshot(
-    store: ObjectStore, paths: JobPaths, directory: JobDirectory, _: ChangeRecord
-) -> JobSnapshot:
-    return take_snapshot(store, paths, directory)
 
 
 def _check_in_place(

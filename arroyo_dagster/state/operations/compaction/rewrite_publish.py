@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
@@ -70,7 +70,7 @@ def publish(
         kind=ChangeKind.COMPACTION,
         operation=None,
         digest=None,
-        before=before_of(work.snapshot, objects),
+        before={path: work.snapshot.objects[path] for path in objects},
         after=objects,
         inputs=tuple(sorted(gone)),
         verify_level=publication.verify_level,
@@ -303,13 +303,6 @@ def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath,
             objects[path] = metadata.encode_operator(changed)
             _check_reads(metadata.decode_operator(objects[path], path) == changed, path)
     return objects
-
-
-def before_of(
-    snapshot: JobSnapshot, objects: Collection[StatePath]
-) -> dict[StatePath, bytes | None]:
-    """Return the bytes of these metadata objects as they were read."""
-    return {path: snapshot.objects[path] for path in objects}
 
 
 def _check_reads(same: bool, path: StatePath) -> None:

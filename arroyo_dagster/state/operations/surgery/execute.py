@@ -39,7 +39,6 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     MetadataChange,
-    before_of,
     encoded_objects,
     publish_change,
 )
@@ -341,7 +340,7 @@ def publish_edit(
         kind=ChangeKind.EDIT,
         operation=plan.edit.name,
         digest=plan.digest,
-        before=before_of(snapshot, objects),
+        before={path: snapshot.objects[path] for path in objects},
         after=objects,
         inputs=tuple(sorted(unlisted)),
         unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
