@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +81,10 @@ ONE_PROCESS = ("spark", "contract")
 LONGEST_FIRST = ("spark", "journeys", "contract", "orchestration")
 
 
+_FAULTS = "TESTS_FAULTS"
+
+
+@pytest.hookimpl(trylast=True)  # pytest's own handler writes to where nobody looks for it
 def pytest_configure(config: pytest.Config) -> None:
     # `nohup make test &` starts with SIGINT ignored, and Dagster does with SIGTERM as with SIGINT:
     # what tests start would inherit both, and could not be ended. Each worker passes here.
@@ -85,6 +93,21 @@ def pytest_configure(config: pytest.Config) -> None:
     run_seed()  # before workers are started, which must collect the same tests
     quick_spark.begin()
     gc.disable()  # until all tests are known: what is imported meanwhile stays
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        os.environ[_FAULTS] = tempfile.mkdtemp(prefix="faults-")
+    else:
+        file = Path(os.environ[_FAULTS], worker["workerid"])
+        faulthandler.enable(os.open(file, os.O_CREAT | os.O_WRONLY))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say where a worker was that a signal ended."""
+    for file in sorted(Path(os.environ[_FAULTS]).glob("*")):
+        if stack := file.read_text():
+            terminalreporter.section(f"a process of {file.name} was ended by a signal")
+            terminalreporter.write(stack)
+    shutil.rmtree(os.environ[_FAULTS], ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
