@@ -35,17 +35,17 @@ MOST_LINES = {
     "spark": 7_070,
     "state.codec": 7_657,
     "state.errors": 5,
-    "state.metadata": 3_244,
+    "state.metadata": 3_231,
     "state.model": 6_214,
-    "state.operations": 29_565,
+    "state.operations": 29_549,
     "state.planning": 11_554,
     "state.runtime": 3_541,
-    "state.storage": 6_056,
+    "state.storage": 6_027,
     "state.tables": 10_115,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_953
+MOST_LINES_OF_TESTS = 91_957
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -14,8 +14,12 @@ import pytest
 from arroyo_dagster import JobId, JobPaths, OperatorId, ParquetBackend, open_store
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state.model.surgery.graphs import StoredGraph
-from arroyo_dagster.state.operations.surgery.graphs.decoding import decode_graph
-from arroyo_dagster.state.operations.surgery.graphs.find import FoundGraph, find_graph, find_places
+from arroyo_dagster.state.operations.surgery.graphs.find import (
+    FoundGraph,
+    decode_graph,
+    find_graph,
+    find_places,
+)
 from arroyo_dagster.state.planning.surgery.places import GraphPlace, place_operators
 from tests.compat.arroyo import DATA, unpack
 from tests.compat.test_directory import LEADER, LEGACY

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 from arroyo_dagster.errors import (
+    ArroyoStateError,
     ConflictError,
     FormatError,
     InputError,
@@ -21,7 +22,6 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.expiry import JobExpiry
-from arroyo_dagster.state.metadata.legacy_writer import write_legacy_checkpoint
 from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
 from arroyo_dagster.state.metadata.worker_generation import GenerationWriter, create_once
 from arroyo_dagster.state.model.checkpoints import (
@@ -47,6 +47,8 @@ from arroyo_dagster.state.model.layout import (
     Layout,
 )
 from arroyo_dagster.state.planning.restore import recovery
+from arroyo_dagster.state.planning.restore.checkpoint import incomplete
+from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _T = TypeVar("_T")
@@ -392,3 +394,55 @@ StateBackend = ParquetBackend
 """The backend in which the runtime keeps its state, under the name that Arroyo uses. Source:
 crates/arroyo-state/src/lib.rs, `StateBackend`.
 """
+
+
+# ---- the object that makes an epoch of the legacy layout visible, written ------------------------
+
+
+def write_legacy_checkpoint(reader: BackendReader, checkpoint: LegacyCheckpoint) -> StatePath:
+    """Make an epoch of the legacy layout visible, after the metadata of its operators.
+
+    An epoch that exists may be written again with another `min_epoch` only, as Arroyo does.
+
+    Raises:
+        ConflictError: another checkpoint owns the epoch.
+        ProtocolError: an operator's metadata is missing or of another epoch.
+    """
+    _check_complete(reader, checkpoint)
+    path = reader.paths.legacy_metadata(checkpoint.epoch)
+    if not reader.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
+        stored = reader.objects.read(path, metadata.decode_legacy_checkpoint)
+        if replace(stored, min_epoch=checkpoint.min_epoch) != checkpoint:
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} belongs to another checkpoint",
+                job=reader.paths.job,
+                path=path,
+                next_step="start the job again: it continues from the existing epoch",
+            )
+        if stored != checkpoint:
+            reader.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
+    return path
+
+
+def _check_complete(reader: BackendReader, checkpoint: LegacyCheckpoint) -> None:
+    names = checkpoint.operators
+
+    def load(name: OperatorId) -> OperatorCheckpoint | ArroyoStateError | None:
+        try:
+            return reader.load_operator_metadata(name, checkpoint.epoch)
+        except (FormatError, ProtocolError) as error:
+            return error
+
+    for name, operator in zip(names, concurrently(load, names), strict=True):
+        if isinstance(operator, ArroyoStateError):
+            problem: str | None = operator.message
+        else:
+            problem = incomplete(checkpoint, name, operator)
+        if problem is not None:
+            raise ProtocolError(
+                f"the epoch would not be restorable: {problem}",
+                job=reader.paths.job,
+                epoch=checkpoint.epoch,
+                operator=name,
+                next_step="write the merged metadata of every operator first",
+            )

@@ -8,7 +8,7 @@ Source: docs/spec/state-surgery.md, `The trick`, row Bootstrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ from arroyo_dagster.state.operations.surgery.computed_rows import ComputedRows, 
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
     GlobalTable,
+    changed_entries,
     read_global_tables,
     write_entries,
 )
@@ -63,10 +64,10 @@ from arroyo_dagster.state.operations.surgery.plan import (
     editable_snapshot,
     preconditions,
 )
-from arroyo_dagster.state.operations.surgery.session_starts import SESSION_START, session_starts
 from arroyo_dagster.state.operations.surgery.watermarks import WatermarkChanges, watermark_changes
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
+from arroyo_dagster.state.planning.surgery.columns import SESSION
 from arroyo_dagster.state.planning.surgery.documents import raise_together
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
@@ -463,3 +464,49 @@ def _with_lists(
         elif key in pairs and isinstance(files, GlobalKeyedFiles):
             tables[name] = replace(files, files=pairs[key])
     return replace(operator, tables=tables)
+
+
+# ---- which sessions of a session window are open: its table `e`, beside the rows in `s` ----------
+# Source: docs/spec/arroyo-state.md 5.6. A restore takes the earliest start of all subtasks, loads
+# the rows since then, and closes the sessions that the watermark has passed.
+
+SESSION_START = "earliest start time of all active batches."
+"""The description of table `e`."""
+
+
+def session_starts(
+    given: Sequence[BootstrapTable], checkpoint: Checkpoint, tables: Sequence[GlobalTable]
+) -> tuple[ChangedEntries, ...]:
+    """Set the earliest start of each session window that gets computed rows, in every subtask.
+
+    Args:
+        given: the computed tables.
+        tables: the global keyed tables of the job.
+
+    Raises:
+        InputError: the job has stored no start yet.
+    """
+    changed = []
+    for table in given:
+        operator = checkpoint.operator(table.operator)
+        assert operator is not None
+        if operator.configs[table.table].config.description == SESSION:
+            starts = _starts_of(table.operator, tables)
+            changed.append(changed_entries(starts, partial(_start, table)))
+    return tuple(changed)
+
+
+def _start(given: BootstrapTable, key: int, value: int | None) -> int | None:
+    return given.oldest_nanos
+
+
+def _starts_of(operator: OperatorId, tables: Sequence[GlobalTable]) -> GlobalTable:
+    for table in tables:
+        is_starts = table.config.config.description == SESSION_START
+        if is_starts and table.operator.operator == operator and any(f.pairs for f in table.files):
+            return table
+    raise InputError(
+        "the job has not stored which sessions are open, so the rows of sessions are not loaded",
+        operator=operator,
+        next_step="let the job process rows, and stop it with a checkpoint again",
+    )

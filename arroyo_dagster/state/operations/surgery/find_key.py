@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
@@ -36,8 +36,8 @@ from arroyo_dagster.state.operations.surgery.managed.rows import (
 from arroyo_dagster.state.operations.surgery.rows import count_rows, key_condition
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.local_disk import local_disk
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.storage.versions import keeps_versions
 from arroyo_dagster.state.tables.merge.conditions import KeyRows
 
 UNLISTED, QUARANTINE = "unlisted", "quarantine"
@@ -260,3 +260,28 @@ def any_file(path: StatePath) -> TimeFile:
         max_routing_key=MAX_ROUTING_KEY,
         max_timestamp_micros=0,
     )
+
+
+# ---- whether a store keeps older versions of objects that are replaced or deleted ----------------
+
+
+def keeps_versions(store: ObjectStore) -> tuple[bool | None, str]:
+    """Return whether a store keeps older versions, and a sentence about it.
+
+    None: the store cannot be asked, for example because the credentials have no right to.
+    """
+    if local_disk(store) is not None:
+        return False, "local disk keeps no versions"
+    ask = getattr(store, "keeps_versions", None)
+    inner: object = store
+    while ask is None and (inner := getattr(inner, "inner", None)) is not None:
+        ask = getattr(inner, "keeps_versions", None)
+    try:
+        answer = None if ask is None else ask()
+        reason = "this store is not asked"
+    except StorageError as error:
+        answer, reason = None, error.message
+    if answer is None:
+        return None, f"whether the bucket keeps versions is not known ({reason})"
+    kept = "the bucket keeps versions of replaced and deleted objects, which were not searched"
+    return answer, kept if answer else "the store keeps no versions"

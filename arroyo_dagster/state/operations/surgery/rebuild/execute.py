@@ -7,22 +7,41 @@ be passes verification.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    ProtocolError,
+)
+from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
-from arroyo_dagster.state.model.changes import ChangeKind
+from arroyo_dagster.state.metadata.reader import legacy_checkpoint, legacy_head
+from arroyo_dagster.state.model.changes import ChangeKind, JobHead
+from arroyo_dagster.state.model.checkpoints import (
+    Checkpoint,
+    CheckpointState,
+    LegacyCheckpoint,
+    OperatorCheckpoint,
+)
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
+    OperatorId,
     PipelineId,
     StatePath,
     path_error,
 )
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan
+from arroyo_dagster.state.model.job_facts import JobFacts
+from arroyo_dagster.state.model.layout import JobPaths, Layout, written_epoch
+from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuiltTable
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
@@ -39,10 +58,26 @@ from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.rebuild.legacy import LegacyRebuild
+from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
+    RebuiltEpoch,
+    check_not_rewritten,
+    managed_job,
+    nothing_lost,
+)
+from arroyo_dagster.state.operations.surgery.rebuild.operator import (
+    LostEpoch,
+    LostOperator,
+    cannot_rebuild,
+)
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.planning.restore.lost_metadata import (
+    NamedTables,
+    cut_metadata,
+    identity_mismatch,
+)
+from arroyo_dagster.state.planning.verify.starts import Origin, origin_of
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 _VERIFY_LEVEL = 2
 
@@ -209,3 +244,240 @@ def find_damaged_job(store: ObjectStore, name: str) -> JobPaths:
         if store.list_dir(paths.generations).prefixes and store.list_dir(paths.epochs).objects:
             return paths
         raise
+
+
+# ---- legacy --------------------------------------------------------------------------------------
+# What lost metadata of an epoch of the legacy layout was: each operator has its own object.
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class LegacyRebuild:
+    """Collects the metadata of one epoch, and what is doubtful about it.
+
+    Attributes:
+        before: the bytes of each object that is missing (None) or damaged.
+        readable: the readable epochs before this one, newest first.
+    """
+
+    store: ObjectStore
+    paths: JobPaths
+    epoch: Epoch
+    listing: dict[StatePath, ObjectInfo]
+    before: dict[StatePath, bytes | None] = field(default_factory=dict)
+    readable: list[Checkpoint] = field(default_factory=list)
+    source: dict[OperatorId, Epoch] = field(default_factory=dict)
+    tables: list[RebuiltTable] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    unlisted: list[StatePath] = field(default_factory=list)
+
+    def rebuilt(self, facts: JobFacts) -> RebuiltEpoch:
+        """Return the epoch as it would be.
+
+        Args:
+            facts: what is known of the job's status.
+
+        Raises:
+            InputError: a managed job, or nothing is missing or damaged.
+            ProtocolError: the metadata cannot be known.
+            FormatError: a data file of the epoch is broken.
+        """
+        checkpoint = self._checkpoint(facts.newest_ready_epoch)
+        after = self._encoded(checkpoint)
+        newest = max((*ParquetBackend(self.store, self.paths).epochs(), self.epoch))
+        return RebuiltEpoch(
+            checkpoint=checkpoint,
+            before={path: self.before[path] for path in after},
+            after=after,
+            source=self.source,
+            tables=tuple(self.tables),
+            doubts=tuple(dict.fromkeys(self.doubts)),
+            unlisted=tuple(dict.fromkeys(self.unlisted)),
+            head=JobHead(epoch=newest),
+        )
+
+    def _checkpoint(self, named: Epoch | None) -> Checkpoint:
+        self.readable = list(self._older())
+        head = self._head()
+        if not self.readable:
+            raise self._unknown("there is no older epoch that can be read")
+        before = self.readable[0]
+        if before.progress is not None or (head is not None and head.progress is not None):
+            raise managed_job(self.paths)
+        names = [op.operator for op in before.operators] if head is None else head.operators
+        states = {name: self._read(name) for name in names}
+        lost = [name for name, state in states.items() if state is None]
+        if not self.before:
+            raise nothing_lost(self.paths, self.epoch)
+        check_not_rewritten(self.store, self.paths, self.epoch)
+        if named is not None and self.epoch > named + 1:  # a database may be one epoch behind
+            raise self._unknown(
+                f"Arroyo names epoch {named} as its newest ready one, so a later run has begun at "
+                "a lower number, and may have written files of this one again"
+            )
+        if head is not None and 0 < head.min_epoch == self.epoch - 1:
+            raise self._unknown(
+                "it is the first of a run that was started without state, which counts the "
+                "directories of its files from 1"
+            )
+        self._check_names(before)
+        intact = [state for state in states.values() if state is not None]
+        ends = [state.finish_time_micros for state in (head, *intact) if state is not None]
+        behind = named is not None and self.epoch == named + 1  # or Arroyo has given it up
+        if behind and max(ends, default=before.start_time_micros) < before.start_time_micros:
+            raise self._unknown(
+                f"it ended before epoch {before.epoch} began: a later run has written that one, "
+                "and may have written files of this one again"
+            )
+        if head is None:
+            head = self._rebuilt_head(before, lost, intact)
+        operators = [
+            op or self._rebuilt_operator(head, name, intact, named) for name, op in states.items()
+        ]
+        ref = self.paths.legacy_metadata(self.epoch)
+        return legacy_checkpoint(head, operators, ref, CheckpointState.READY)
+
+    def _encoded(self, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
+        """Return the new bytes of each object, the checkpoint's own metadata last."""
+        encoded = {}
+        for operator in checkpoint.operators:
+            path = self.paths.operator_metadata(operator.operator, self.epoch)
+            if path in self.before:
+                encoded[path] = metadata.encode_operator(operator)
+        if checkpoint.ref in self.before:
+            encoded[checkpoint.ref] = metadata.encode_legacy_checkpoint(legacy_head(checkpoint))
+        return encoded
+
+    # ---- what is there ---------------------------------------------------------------------------
+
+    def _older(self) -> Iterator[Checkpoint]:
+        backend = ParquetBackend(self.store, self.paths)
+        for epoch in reversed(backend.epochs()):
+            if epoch < self.epoch:
+                try:
+                    yield backend.load(epoch)
+                except (FormatError, NotFoundError):
+                    continue
+
+    def _check_names(self, before: Checkpoint) -> None:
+        """Refuse an epoch whose files a later run may have written again.
+
+        A run that was started without state gives the names of older files again.
+
+        Args:
+            before: the newest readable epoch before this one.
+        """
+        backend = ParquetBackend(self.store, self.paths)
+        for epoch in backend.epochs():
+            if epoch <= self.epoch:
+                continue
+            try:
+                later = backend.load(epoch)
+            except (FormatError, NotFoundError):
+                continue
+            fresh = map(written_epoch, set(later.paths) - set(before.paths))
+            again = any(number is not None and number <= before.epoch for number in fresh)
+            if again or origin_of(before, later) is Origin.EMPTY:
+                raise self._unknown(
+                    f"epoch {epoch} is of a run that was started without state, which gives the "
+                    "names of older files again: which rows they had is not known"
+                )
+
+    def _head(self) -> LegacyCheckpoint | None:
+        def is_cut(head: LegacyCheckpoint) -> bool:
+            # Tables are checked with the metadata of each operator.
+            changes = f"{self.paths.changes}/"
+            names = [
+                path
+                for path in self.listing
+                if path.startswith(changes) or path.endswith("/metadata")
+            ]
+            named = NamedTables(epoch=self.epoch, tables=dict.fromkeys(head.operators, ()))
+            return any(cut_metadata(self.paths, named, names))
+
+        path = self.paths.legacy_metadata(self.epoch)
+        return self._object(path, metadata.decode_legacy_checkpoint, is_cut)
+
+    def _read(self, name: OperatorId) -> OperatorCheckpoint | None:
+        def is_cut(operator: OperatorCheckpoint) -> bool:
+            directory = f"{self.paths.operator(name, self.epoch)}/"
+            changes = f"{self.paths.changes}/"
+            names = [path for path in self.listing if path.startswith((changes, directory))]
+            tables = {name: (*operator.tables, *operator.configs)}
+            named = NamedTables(epoch=self.epoch, tables=tables)
+            bare = operator.tables.keys() - operator.configs.keys()
+            return bool(bare) or any(cut_metadata(self.paths, named, names))
+
+        path = self.paths.operator_metadata(name, self.epoch)
+        return self._object(path, metadata.decode_operator, is_cut)
+
+    def _object(
+        self, path: StatePath, decode: Callable[[bytes, str], _T], is_cut: Callable[[_T], bool]
+    ) -> _T | None:
+        """Return an object; None if it is missing, damaged or cut short, which is noted."""
+        try:
+            data = self.store.read(path)
+        except NotFoundError:
+            self.before[path] = None
+            return None
+        with contextlib.suppress(FormatError):
+            value = decode(data, path)
+            if identity_mismatch(self.paths, path, value) is None and not is_cut(value):
+                return value
+        self.before[path] = data
+        return None
+
+    # ---- the checkpoint's own metadata -----------------------------------------------------------
+
+    def _rebuilt_head(
+        self, before: Checkpoint, lost: Sequence[OperatorId], there: Sequence[OperatorCheckpoint]
+    ) -> LegacyCheckpoint:
+        """Return the metadata that Arroyo writes once all operators have theirs."""
+        if lost:
+            raise self._unknown(
+                f"its own metadata and that of {lost[0]} are lost, so nothing shows that the epoch "
+                "was ever complete"
+            )
+        directory = self.paths.checkpoint(self.epoch)
+        expected = {self.paths.operator_metadata(state.operator, self.epoch) for state in there}
+        for path in self.listing:
+            if (
+                path.startswith(f"{directory}/")
+                and path.endswith("/metadata")
+                and (path not in expected | {self.paths.legacy_metadata(self.epoch)})
+            ):
+                raise self._unknown(f"{path} belongs to an operator that the older epoch lacks")
+        self.doubts.append(
+            f"the times of the epoch are those of its operators, and its operators and oldest kept "
+            f"epoch those of epoch {before.epoch}"
+        )
+        return LegacyCheckpoint(
+            job=self.paths.job,
+            epoch=self.epoch,
+            min_epoch=before.min_epoch,
+            start_time_micros=min(state.start_time_micros for state in there),
+            finish_time_micros=max(state.finish_time_micros for state in there),
+            operators=tuple(operator.operator for operator in before.operators),
+        )
+
+    # ---- an operator -----------------------------------------------------------------------------
+
+    def _rebuilt_operator(
+        self,
+        head: LegacyCheckpoint,
+        name: OperatorId,
+        there: Sequence[OperatorCheckpoint],
+        named: Epoch | None,
+    ) -> OperatorCheckpoint:
+        lost = LostEpoch(self.epoch, head.start_time_micros, head.finish_time_micros)
+        work = LostOperator(self.paths, name, lost, self.readable, there, self.listing)
+        operator = work.rebuilt(self.store, named)
+        self.source[name] = self.readable[0].epoch
+        self.tables += work.tables
+        self.doubts += work.doubts
+        self.unlisted += work.unlisted
+        return operator
+
+    def _unknown(self, reason: str) -> ProtocolError:
+        return cannot_rebuild(self.paths, self.epoch, reason)
