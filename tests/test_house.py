@@ -35,7 +35,7 @@ MOST_LINES = {
     "spark": 7_070,
     "state.codec": 7_657,
     "state.errors": 5,
-    "state.metadata": 3_231,
+    "state.metadata": 3_229,
     "state.model": 6_214,
     "state.operations": 29_549,
     "state.planning": 11_554,

@@ -46,9 +46,7 @@ class EpochFinder:
 
     def exists(self, epoch: Epoch) -> bool:
         """Whether the epoch exists: read by its name, which does not depend on a listing."""
-        legacy = self.paths.layout is Layout.LEGACY
-        root = self.paths.legacy_metadata if legacy else self.paths.epoch_record
-        return self.store.head(root(epoch)) is not None
+        return self.store.head(self.paths.head(epoch)) is not None
 
     def every_epoch(self, named: Collection[Epoch] = ()) -> list[Epoch]:
         """Return the epochs as `epochs`, and those that an incomplete listing misses: it probes a
