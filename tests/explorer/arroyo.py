@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import NotFoundError, StorageError
+from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
 from arroyo_dagster.state import (
     Epoch,
     JobPaths,
@@ -518,6 +518,10 @@ class LegacyRun:
             if self.process.url + str(error.facts["path"]) in self.world.lost:
                 raise StorageError("metadata is lost", path=path) from error
             raise Violation(f"epoch {newest} cannot be restored: {error.facts}") from error
+        except FormatError as error:  # an undo has put back what was cut since this run began
+            if not is_cut(self.world, self.process.url, job.paths):
+                raise
+            raise StorageError("metadata is cut", path=path) from error
         hands.put(
             path, metadata.encode_legacy_checkpoint(replace(head, min_epoch=Epoch(job.min_epoch)))
         )

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from arroyo_dagster.state.operations.export.lake import SOURCE, LakeTarget
 from click.testing import CliRunner
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
@@ -47,8 +46,9 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec.common_types import TypeOptions
-from arroyo_dagster.state.operations.export import epochs, parquet
+from arroyo_dagster.state.operations.export import epochs, tables
 from arroyo_dagster.state.operations.export.epochs import change_feed
+from arroyo_dagster.state.operations.export.tables import SOURCE, LakeTarget
 from arroyo_dagster.state.operations.export.targets import ExportUnit
 from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
 from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
@@ -214,7 +214,7 @@ def test_a_large_epoch_is_several_files_in_one_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files are closed at a size, so that no more than one is in memory."""
-    monkeypatch.setattr(parquet, "PART_BYTES", 1)
+    monkeypatch.setattr(tables, "PART_BYTES", 1)
     pieces = [pa.table({"a": [at]}) for at in range(3)]
     unit = ExportUnit(source="a", epoch=Epoch(1), finished_at_micros=1)
     found = place.target().write(unit, pieces, pieces[0].schema)
@@ -557,7 +557,7 @@ def test_parquet_files_are_not_put_into_a_delta_table(job: StateJob, tmp_path: P
     export(place, job, job.epochs()[:1])
     store = open_store(f"{tmp_path}/table")
     before = sorted(info.path for info in store.list())
-    target = parquet.ParquetTarget(store=store)
+    target = ParquetTarget(store=store)
     with pytest.raises(InputError, match="is a Delta table"):
         list(export_epochs(job, "count", "counts", target, job.epochs()))
     assert sorted(info.path for info in store.list()) == before

@@ -61,7 +61,7 @@ def test_a_stopped_job_is_planned_rewritten_and_put_back(job: ArroyoJob) -> None
     assert not again["done"]
     assert {one["table"] for one in again["left_out"]} == {"s", "t", "a", "b"}
     assert "would be restored" in run(job, "undo", *said).stdout
-    assert "the original metadata was restored" in run(job, "undo", *said, "--yes").stdout
+    assert "the compaction of epoch 4 was undone" in run(job, "undo", *said, "--yes").stdout
     assert "nothing to undo" in run(job, "undo", *said, "--yes").stdout
     assert content(job.store, job.paths) == before
 
