@@ -37,7 +37,7 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_229,
     "state.model": 6_214,
-    "state.operations": 29_549,
+    "state.operations": 29_541,
     "state.planning": 11_554,
     "state.runtime": 3_541,
     "state.storage": 6_027,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_957
+MOST_LINES_OF_TESTS = 91_994
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

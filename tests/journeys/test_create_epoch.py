@@ -244,11 +244,15 @@ def test_it_is_undone_until_the_job_has_written_an_epoch() -> None:
     assert isinstance(ParquetBackend(job.store, job.paths).next_restore(), StartEmpty)
 
 
-def test_it_is_not_undone_once_the_job_has_written_an_epoch() -> None:
+@pytest.mark.parametrize("published", [True, False])
+def test_it_is_not_undone_once_the_job_has_written_an_epoch(published: bool) -> None:
     source, job = jobs_of_runs()
     run(source, job)
     job.start()
-    job.write({})
+    if published:
+        job.write({})
+    else:
+        job.store.put(job.paths.manifest(WorkerGeneration(job.run), Epoch(2)), b"claimed next")
     was = others(job.store)
     said = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=job.run))
     with pytest.raises(ConflictError, match="the job has continued from it"):

@@ -34,10 +34,11 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.operations.gc.inventory import read_inventory
+from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job
-from tests.faulty_stores import Crash, FaultInjecting
+from tests.faulty_stores import Crash, FaultInjecting, once_before
 from tests.formats import JobCondition, SetWatermark
 from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild
 from tests.jobs import copy_into, own
@@ -126,6 +127,16 @@ def test_edits_and_compactions_after_it_are_undone_first(layout: Layout) -> None
     assert {path: own(store, paths)[path] for path in was} == was
 
 
+def test_the_newest_change_is_undone_first_also_if_it_is_of_an_older_epoch() -> None:
+    job = surgery_job(Layout.LEGACY, sink_files=2)
+    store, paths = job.store, job.paths
+    settings = CompactionSettings(policy=CompactionPolicy.FULL)
+    run_rewrite(store, paths, stopped(paths), settings, RewriteOptions(quiet_seconds=0))
+    store.delete_many([paths.operator_metadata(OperatorId("window_3"), Epoch(2))])
+    assert run_rebuild(store, paths, stopped(paths), 2, NOW).record
+    assert [undo(store, paths).operation for _ in range(2)] == ["rebuild", None]
+
+
 @LAYOUTS
 def test_a_rebuild_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> None:
     job = damaged_job(layout)
@@ -133,6 +144,8 @@ def test_a_rebuild_is_not_undone_once_the_job_has_gone_on(layout: Layout) -> Non
     running = JobDirectory([Telling(facts_of(job.paths, JobCondition.RUNNING))])
     with pytest.raises(InputError, match="cannot be undone: the job was started from it and runs"):
         undo(job.store, job.paths, running)
+    with pytest.raises(InputError, match="cannot be rewritten now"):
+        undo(job.store, job.paths, JobDirectory([]))
     job.start()
     job.write({})
     was = own(job.store, job.paths)
@@ -158,9 +171,25 @@ def test_metadata_that_another_process_wrote_is_left_alone(layout: Layout) -> No
     other = original.store.read(path) + (b"\n" if layout is Layout.PROTOCOL else b"\x82\x01\x00")
     job.store.put(path, other)
     was = own(job.store, job.paths)
-    with pytest.raises(ConflictError, match="another process changed the metadata"):
+    with pytest.raises(ConflictError, match="changed the metadata of the job after the rebuild"):
         undo(job.store, job.paths)
     assert own(job.store, job.paths) == was
+
+
+@LAYOUTS
+@pytest.mark.parametrize("same", [True, False])
+def test_metadata_that_another_process_writes_meanwhile_is_left_alone(
+    layout: Layout, same: bool
+) -> None:
+    job = damaged_job(layout)
+    store, path, said = job.store, objects(job)[0], stopped(job.paths)
+    data = plan_rebuild(store, job.paths, said).after[path] if same else b"another rebuild"
+    racing = once_before(
+        store, lambda verb, at: (verb, at) == ("create", path), lambda: store.put(path, data)
+    )
+    with contextlib.nullcontext() if same else pytest.raises(ConflictError, match="wrote the miss"):
+        run_rebuild(racing, job.paths, said, options=NOW)
+    assert store.read(path) == data
 
 
 @LAYOUTS

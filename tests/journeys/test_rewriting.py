@@ -201,7 +201,7 @@ def test_nothing_is_put_back_over_what_somebody_else_has_changed(layout: Layout)
     managed = job.store.read(changed)
     job.store.put(changed, managed + b"\xf2\x3f\x01x")  # a field that nobody knows
     now = others(job.store)
-    with pytest.raises(ConflictError, match="another process changed the metadata") as error:
+    with pytest.raises(ConflictError, match="of the job after the rewrite") as error:
         run_undo(job.store, job.paths, stopped(job.paths))
     assert error.value.facts == {"job": job.paths.root, "path": changed}
     assert others(job.store) == now

@@ -26,7 +26,6 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     Unchanged,
     check_may_undo,
     guards_of,
-    list_objects,
     overwrite,
     take_snapshot,
 )
@@ -45,14 +44,13 @@ class UndoPlan:
 
     Attributes:
         record: of the change; None if there is nothing to undo.
-        kind: of the change, and `epoch` the one that was changed.
+        epoch: the one that was changed.
         objects: the metadata objects that would get their bytes from before.
         deleted: the metadata objects that would be deleted: the change has created them.
         operation: the edit that would be undone, or `rebuild`; None = a compaction.
     """
 
     record: StatePath | None = None
-    kind: ChangeKind | None = None
     epoch: Epoch | None = None
     objects: tuple[StatePath, ...] = ()
     deleted: tuple[StatePath, ...] = ()
@@ -131,11 +129,10 @@ def run_undo(
     with lease(store, paths, run_options.owner, LeaseOptions.of(run_options)) as held:
         undoing = _what_changed(held, paths, directory)
         fresh = _fresh(paths, UndoPlan() if undoing is None else undoing.plan, plan)
-        path = fresh.record
-        if undoing is None or path is None:
+        if undoing is None:
             return UndoOutcome()
         work = Unchanged(paths, directory, undoing.snapshot)
-        view = Extended(held, undoing.written)
+        view = Extended(held, undoing.record.written)  # also what an earlier undo has deleted
         for target, (current, before) in undoing.changed.items():
             work.check(view)
             if before is None:
@@ -151,8 +148,8 @@ def run_undo(
                 next_step="let it run, and verify its next epoch; no file was deleted, and after a "
                 "compaction both lists hold the same rows",
             )
-        unpin_changes(held, paths, lambda name: name == path.name)
-        delete_all(held, [path])
+        unpin_changes(held, paths, lambda name: name == undoing.record.name)
+        delete_all(held, [paths.changes / undoing.record.name])
         return UndoOutcome.of_plan(fresh, done=True)
 
 
@@ -192,17 +189,14 @@ def _fresh(paths: JobPaths, fresh: UndoPlan, given: UndoPlan | None) -> UndoPlan
 
 @dataclass(frozen=True, slots=True)
 class _Undoing:
-    """The job, the plan, and the objects to restore: by path, the content now and before.
-
-    Attributes:
-        written: what a rebuild has written: the objects of `snapshot` with those that an
-            interrupted undo has deleted already.
+    """The job, the plan, the record, and the objects to restore: by path, the content now and
+    before.
     """
 
     snapshot: JobSnapshot
     plan: UndoPlan
+    record: ChangeRecord
     changed: Mapping[StatePath, tuple[bytes, bytes | None]]
-    written: Mapping[StatePath, bytes]
 
 
 def _what_changed(store: ObjectStore, paths: JobPaths, directory: JobDirectory) -> _Undoing | None:
@@ -222,13 +216,12 @@ def _what_changed(store: ObjectStore, paths: JobPaths, directory: JobDirectory) 
     changed = dict(reversed(list(_changed_objects(store, paths, record))))
     plan = UndoPlan(
         record=path,
-        kind=record.kind,
         epoch=record.epoch,
         objects=tuple(path for path, (_, before) in changed.items() if before is not None),
         deleted=tuple(path for path, (_, before) in changed.items() if before is None),
         operation=record.operation,
     )
-    return _Undoing(snapshot, plan, changed, record.written)
+    return _Undoing(snapshot, plan, record, changed)
 
 
 def _newest_record(store: ObjectStore, paths: JobPaths) -> tuple[StatePath, ChangeRecord] | None:
@@ -314,12 +307,11 @@ def _check_in_place(
 def _rebuilt_snapshot(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory, record: ChangeRecord
 ) -> JobSnapshot:
-    listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
     view = Extended(store, record.written)
     checkpoint = ParquetBackend(view, paths).load(record.epoch)
     why_not = why_not_now(answer, checkpoint)
-    return JobSnapshot(answer, checkpoint, {}, guards_of(view, paths, checkpoint), listing, why_not)
+    return JobSnapshot(answer, checkpoint, {}, guards_of(view, paths, checkpoint), {}, why_not)
 
 
 def _check_rebuilt(
