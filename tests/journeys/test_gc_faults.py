@@ -574,7 +574,7 @@ def test_a_job_that_is_gone_and_cannot_be_read_can_be_moved_aside_on_the_user_s_
     assert without_ours(store) == before
 
 
-def test_a_job_that_may_live_is_never_moved_aside_unread(clock: Clock) -> None:
+def test_a_job_that_may_live_is_never_quarantined_unread(clock: Clock) -> None:
     store = begun(3, clock, **SMALL)
     store.put(PATHS.epoch_record(Epoch(2)), b"{")
     asked = replace(GONE, unreadable=True, others=())

@@ -27,10 +27,12 @@ class EditFacts:
     Attributes:
         records: by path; None if a record does not decode.
         digests: SHA-256 of the metadata objects that they name, in hex.
+        rebuilds: the records of all rebuilds of the job, by path; None if one does not decode.
     """
 
     records: Mapping[StatePath, ChangeRecord | None] = field(default_factory=dict)
     digests: Mapping[StatePath, str] = field(default_factory=dict)
+    rebuilds: Mapping[StatePath, ChangeRecord | None] = field(default_factory=dict)
 
     @property
     def unfinished(self) -> dict[StatePath, ChangeRecord]:
@@ -50,7 +52,9 @@ def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint
     Raises:
         StorageError: the store failed.
     """
-    listed = _listed(store, paths, ChangeKind.EDIT)
+    changes = [info.path for info in store.list_dir(paths.changes).objects]
+    listed = {path for path in changes if is_change_of(paths, path, ChangeKind.EDIT)}
+    rebuilds = [path for path in changes if is_change_of(paths, path, ChangeKind.REBUILD)]
     read = _read(store, listed | _named(store, paths))
     records = {
         path: record
@@ -60,21 +64,8 @@ def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint
     named = sorted({path for edit in records.values() if edit is not None for path in edit.objects})
     digests = concurrently(lambda path: _digest(store, path), named)
     pairs = zip(named, digests, strict=True)
-    return EditFacts(records, {path: digest for path, digest in pairs if digest is not None})
-
-
-def read_rebuilds(store: ObjectStore, paths: JobPaths) -> dict[StatePath, ChangeRecord | None]:
-    """Read the records of rebuilds, by path; None if one does not decode.
-
-    Raises:
-        StorageError: the store failed.
-    """
-    return _read(store, _listed(store, paths, ChangeKind.REBUILD))
-
-
-def _listed(store: ObjectStore, paths: JobPaths, kind: ChangeKind) -> set[StatePath]:
-    listed = store.list_dir(paths.changes).objects
-    return {info.path for info in listed if is_change_of(paths, info.path, kind)}
+    known = {path: digest for path, digest in pairs if digest is not None}
+    return EditFacts(records, known, _read(store, rebuilds))
 
 
 def _named(store: ObjectStore, paths: JobPaths) -> set[StatePath]:
