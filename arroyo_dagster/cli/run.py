@@ -23,6 +23,7 @@ from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.derived import plain_values
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.ids import Epoch
@@ -30,7 +31,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS, LeaseSettings
 from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.catalog.jobs import find_job, newest_generation, summarise_job
+from arroyo_dagster.state.operations.catalog.jobs import find_job, summarise_job
 from arroyo_dagster.state.operations.restore.rollback import (
     plan_rollback,
     restorable_epochs,
@@ -214,13 +215,12 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
             job=paths.root,
             next_step="stop it with a checkpoint in Arroyo's UI or through its REST API",
         )
-    started = newest_generation(store, paths)
-    number: int | None = started
+    number: int | None = CheckpointTree(store, paths).fence()
     # In the legacy layout a run leaves no trace before its first epoch: ask, it does no harm.
     at_rest = (
         paths.layout is Layout.PROTOCOL
         and newest.newest is not None
-        and is_at_rest(newest.newest, started)
+        and is_at_rest(newest.newest, number)
     )
     if not at_rest:
         number = request_stop(store, paths, wall_clock())

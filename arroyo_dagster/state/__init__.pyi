@@ -13,9 +13,9 @@ from .codec.operations import DeleteValue as DeleteValue
 from .codec.operations import Insert as Insert
 from .codec.parquet import GLOBAL_KEY_VALUE_SCHEMA as GLOBAL_KEY_VALUE_SCHEMA
 from .errors import StateError as StateError
-from .metadata.backend import BackingStore as BackingStore
 from .metadata.backend import ParquetBackend as ParquetBackend
 from .metadata.backend import StateBackend as StateBackend
+from .metadata.backing_store import BackingStore as BackingStore
 from .model.checkpoints import Checkpoint as Checkpoint
 from .model.checkpoints import CheckpointState as CheckpointState
 from .model.checkpoints import OperatorCheckpoint as OperatorCheckpoint

@@ -55,7 +55,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.metadata import expiry as expiry_module
 from arroyo_dagster.state.metadata import lease as lease_module
-from arroyo_dagster.state.metadata import reader as reader_module
+from arroyo_dagster.state.metadata import restorable as restorable_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport, GlobalKeyedReport
 from arroyo_dagster.state.model.compaction import PairsMerge
@@ -265,7 +265,7 @@ def replaced_machinery() -> Iterator[None]:
         mock.patch.object(revision_module, "uuid", names),
         mock.patch.object(rewriting_module, "uuid", names),
         mock.patch.object(carried_module, "uuid", names),
-        mock.patch.object(reader_module, "file_error", _problem),
+        mock.patch.object(restorable_module, "file_error", _problem),
         mock.patch.object(rollback_module, "MAX_FOOTERS", -1),
         mock.patch.object(rebuild_module, "_VERIFY_LEVEL", 0),
         remembering(),

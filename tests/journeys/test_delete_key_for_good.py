@@ -33,8 +33,8 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata import lease as leases
-from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.storage.failures import delete_all
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import ExpiringTimeKeyFiles

@@ -20,8 +20,9 @@ from click.testing import CliRunner, Result
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
 
-from arroyo_dagster import CheckpointState, StateBackend, cli, open_state, open_store, run_pipeline
+from arroyo_dagster import CheckpointState, cli, open_state, open_store, run_pipeline
 from arroyo_dagster.state import MemoryStore
+from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from tests.commands import leaf_commands
 from tests.documentation import PAGES, PROJECT, blocks, first_program
 from tests.fleets import Written, legacy_job
@@ -168,7 +169,7 @@ def test_orders_are_read_from_and_written_to_delta_and_iceberg(
         raise OSError("the power is gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(StateBackend, "mark_committed", crash)
+        patched.setattr(ProtocolBackend, "mark_committed", crash)
         with pytest.raises(OSError, match="the power"):
             run_pipeline(found["pipeline"], store)
     assert DeltaTable(f"{place}/shop-sold").to_pyarrow_table().num_rows == 2

@@ -49,7 +49,7 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.codec.derived import plain_values
-from arroyo_dagster.state.metadata.publisher import NextEpoch, publish_epoch
+from arroyo_dagster.state.metadata.backing_store import NextEpoch
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.operations.catalog.changes import poll_fleet
@@ -304,7 +304,7 @@ def publish_again(
         finish_time_micros=run.backend.clock(),
         needs_commit=needs_commit,
     )
-    publish_epoch(run.backend, new)
+    run.backend.publish_next(new)
 
 
 class JobRunOf:

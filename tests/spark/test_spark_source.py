@@ -20,7 +20,7 @@ from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.spark.connectors import SparkSink, SparkSource
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state.runtime import coordinator
+from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from tests.faulty_stores import Crash
 from tests.spark.test_staging import staged_rows
 from tests.words import output_of
@@ -107,7 +107,7 @@ def test_a_run_that_ends_at_an_epoch_goes_on_exactly_once(
     place: Place, point: str, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write("a.json", "to", "be")
-    places = {"publish": (coordinator, "publish_epoch"), "note": (StagingQueries, "note")}
+    places = {"publish": (ProtocolBackend, "publish_next"), "note": (StagingQueries, "note")}
     target, name = places[point]
     real = getattr(target, name)
 
@@ -132,7 +132,7 @@ from arroyo_dagster.spark import session
 from arroyo_dagster.spark.connectors.binding import bound_to_run
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.staging import Staging
-from arroyo_dagster.state.runtime import coordinator
+from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.spark.test_spark_source import Place
 
@@ -149,7 +149,7 @@ elif point == "batch-staged":
     stage = Staging.stage
     Staging.stage = lambda *given: (stage(*given), kill())
 elif point == "subtasks-written":
-    coordinator.publish_epoch = kill
+    ProtocolBackend.publish_next = kill
 else:
     StagingQueries.note = kill
 Place(session.get_session("local[2]")[0], Path(root)).run()
@@ -198,7 +198,7 @@ def test_rows_that_were_staged_with_other_columns_are_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.write("a.json", "to")
-    monkeypatch.setattr(coordinator, "publish_epoch", _crash)
+    monkeypatch.setattr(ProtocolBackend, "publish_next", _crash)
     with pytest.raises(Crash):
         place.run()
     monkeypatch.undo()

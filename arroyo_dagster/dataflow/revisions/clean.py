@@ -28,11 +28,11 @@ from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
 from arroyo_dagster.dataflow.views.view import service_paths
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, TableName
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.restore.revision import (
     BEFORE_CLEAN,
     RevisedContent,
@@ -241,7 +241,7 @@ def _service_clean(
     if not states and not changed and not (everything and _has_more(stored.head)):
         return None
     paths = JobPaths(stored.head.job, stored.head.pipeline)
-    generation = newest_generation(stored.store, paths)
+    generation = CheckpointTree(stored.store, paths).fence()
     return ServiceClean(
         stored=stored,
         states=states,

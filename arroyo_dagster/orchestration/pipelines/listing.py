@@ -31,7 +31,7 @@ from arroyo_dagster.orchestration.pipelines.model import (
 )
 
 if TYPE_CHECKING:
-    from arroyo_dagster.state.metadata.reader import BackendReader
+    from arroyo_dagster.state.metadata.tree import CheckpointTree
     from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
     from arroyo_dagster.state.model.ids import Epoch
     from arroyo_dagster.state.model.job_facts import JobAnswer
@@ -364,10 +364,10 @@ def _newest(
     store: ObjectStore, root: str, shown: JobListing, known: ListedPipeline | None
 ) -> EpochEnds | None:
     """Read the newest epoch; None if there is none, or it is the one that is known."""
-    from arroyo_dagster.state.metadata.reader import BackendReader
+    from arroyo_dagster.state.metadata.tree import CheckpointTree
     from arroyo_dagster.state.model.layout import Layout, parse_checkpoint_dir
 
-    reader = BackendReader(store, _paths(root))
+    reader = CheckpointTree(store, _paths(root))
     if reader.paths.layout is Layout.LEGACY:
         names = shown.levels[reader.paths.checkpoints()].directories
         numbers = sorted(filter(None, map(parse_checkpoint_dir, names)))
@@ -381,7 +381,7 @@ def _newest(
     return None
 
 
-def _epoch_ends(reader: BackendReader, epoch: Epoch) -> EpochEnds | None:
+def _epoch_ends(reader: CheckpointTree, epoch: Epoch) -> EpochEnds | None:
     """Read one epoch; None if it is none: a directory of the legacy layout without metadata."""
     from arroyo_dagster.state.codec import metadata  # loads protobuf
     from arroyo_dagster.state.model.layout import Layout

@@ -6,10 +6,10 @@ crates/arroyo-state-protocol/src/{store,workflow}.rs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Self
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -21,8 +21,16 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.derived import encode
-from arroyo_dagster.state.metadata.expiry import JobExpiry
-from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint
+from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.metadata.backing_store import NextEpoch, Published, Started
+from arroyo_dagster.state.metadata.expiry import ExpiringTree
+from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.objects import missing_epoch
+from arroyo_dagster.state.metadata.tree import (
+    LegacyTree,
+    as_checkpoint,
+    legacy_checkpoint,
+)
 from arroyo_dagster.state.metadata.worker_generation import GenerationWriter, create_once
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -32,84 +40,31 @@ from arroyo_dagster.state.model.checkpoints import (
     LegacyCheckpoint,
     Manifest,
     OperatorCheckpoint,
+    RunProgress,
 )
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.compaction import CompactionRecord
-from arroyo_dagster.state.model.garbage import ExpirePlan
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    OperatorId,
-    StatePath,
-    WorkerGeneration,
-)
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    Layout,
+from arroyo_dagster.state.model.garbage import EpochRoot
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.planning.gc.epoch_roots import (
+    check_inside_job,
+    damaged_legacy_root,
+    epoch_root,
+    legacy_root,
+    rolled_back_root,
+    unreadable_objects,
+    unreadable_root,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.checkpoint import incomplete
+from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, incomplete
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
-_T = TypeVar("_T")
 
-
-@runtime_checkable
-class BackingStore(Protocol):
-    """The interface of a checkpoint store. Synchronous; one instance per job.
-
-    Source: crates/arroyo-state/src/lib.rs, `BackingStore`.
-    """
-
-    def name(self) -> str:
-        """Return the name of this kind of backend in Arroyo's metadata."""
-
-    def prepare_checkpoint_load(self, epoch: Epoch) -> Checkpoint:
-        """Prove that everything the epoch refers to exists and decodes, then return the epoch."""
-
-    def load_checkpoint_metadata(self, epoch: Epoch) -> Checkpoint:
-        """Read the metadata of one epoch."""
-
-    def load_operator_metadata(
-        self, operator: OperatorId, epoch: Epoch
-    ) -> OperatorCheckpoint | None:
-        """Read one operator at one epoch; None if it does not exist."""
-
-    def write_operator_checkpoint_metadata(
-        self, operator: OperatorCheckpoint, subtask_index: int | None = None
-    ) -> StatePath:
-        """Write an operator's metadata: merged, or of one subtask."""
-
-    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
-        """Write the record that makes the epoch visible."""
-
-    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
-        """Delete the epochs below `min_epoch` and the files that only they list."""
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A started run, and the checkpoint from which it continues.
-
-    Attributes:
-        worker_generation: None in the legacy layout, which has none.
-    """
-
-    worker_generation: WorkerGeneration | None
-    restored: Checkpoint | None
-    replay_commit: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A checkpoint that is visible and owns its epoch."""
-
-    ref: StatePath
-    manifest: Manifest
-
-
-class ParquetBackend(BackendReader):
-    """The metadata tree of one job.
+class ParquetBackend(ExpiringTree):
+    """The metadata tree of one job. `ParquetBackend(store, paths)` returns the form of the job's
+    layout.
 
     Args:
         store: contains the job's objects.
@@ -117,6 +72,10 @@ class ParquetBackend(BackendReader):
         generation: the worker generation to write as; None to read, or in the legacy layout.
         clock: microseconds since the Unix epoch.
     """
+
+    @classmethod
+    def _form(cls, layout: Layout) -> type[Self]:
+        return LegacyBackend if layout is Layout.LEGACY else ProtocolBackend  # type: ignore[return-value]
 
     def __init__(
         self,
@@ -128,19 +87,7 @@ class ParquetBackend(BackendReader):
     ) -> None:
         super().__init__(store, paths)
         self.clock = clock
-        self._own = GenerationWriter(self, generation, clock)
-        self._written: Epoch | None = None
-
-    @property
-    def generation(self) -> WorkerGeneration | None:
-        """The worker generation that this backend writes as; None to read, and in the legacy
-        layout.
-        """
-        return self._own.number
-
-    @generation.setter
-    def generation(self, number: WorkerGeneration | None) -> None:
-        self._own.number = number
+        self.generation = generation
 
     def name(self) -> str:
         """Return `parquet`, as in Arroyo's metadata."""
@@ -164,26 +111,7 @@ class ParquetBackend(BackendReader):
                 written.
             InputError: legacy layout, and no lease is held.
         """
-        if self.paths.layout is Layout.LEGACY:
-            return self._start_legacy()
-        generation = self._own.take()
-        self.check_fence()
-        resolved = self._own.resolve()
-        if isinstance(resolved, recovery.CannotStart):
-            self.check_fence()
-            raise ProtocolError(
-                f"the job cannot be continued: {resolved.reason}",
-                job=self.paths.job,
-                path=resolved.ref,
-                next_step="check it with `arroyo-state epochs`; nothing was deleted",
-            )
-        self.check_fence()
-        if isinstance(resolved, recovery.StartEmpty):
-            return Started(generation, None, False)
-        self._own.continue_from(resolved.ref)
-        state = CheckpointState.COMMITTING if resolved.replay_commit else CheckpointState.READY
-        restored = as_checkpoint(resolved.manifest, resolved.ref, state)
-        return Started(generation, restored, resolved.replay_commit)
+        raise NotImplementedError
 
     def start_from(self, base_ref: StatePath) -> None:
         """Start the next worker generation from a checkpoint that a user chose.
@@ -193,17 +121,9 @@ class ParquetBackend(BackendReader):
 
         Raises:
             ConflictError: a newer generation was started meanwhile.
+            InputError: legacy layout.
         """
-        self._protocol_only()
-        self._own.take(base_ref)
-        self.check_fence()
-
-    def _start_legacy(self) -> Started:
-        self._own.sole_writer().check()
-        epochs = self.every_epoch()
-        restored = self._load_legacy(epochs[-1]) if epochs else None
-        committing = restored is not None and restored.state is CheckpointState.COMMITTING
-        return Started(None, restored, committing)
+        raise self._no_generations()
 
     def check_fence(self) -> None:
         """Check that this worker generation is still the newest, and raise the fence to it if it is
@@ -213,9 +133,9 @@ class ParquetBackend(BackendReader):
             ConflictError: a newer generation was started; in the legacy layout: the lease is lost.
                 Nothing was deleted.
         """
-        self._own.check_fence()
+        raise NotImplementedError
 
-    @contextmanager
+    @contextlib.contextmanager
     def unless_fenced(self) -> Iterator[None]:
         """Re-raise an error as ConflictError if a newer run has fenced this one.
 
@@ -263,14 +183,9 @@ class ParquetBackend(BackendReader):
         Raises:
             ConflictError: another checkpoint owns the epoch, or a newer generation was started.
             ProtocolError: legacy layout, and an operator's metadata is missing or of another epoch.
+            InputError: the checkpoint is of the other layout.
         """
-        if not isinstance(checkpoint, LegacyCheckpoint):
-            return self.publish(checkpoint).ref
-        if self.paths.layout is not Layout.LEGACY:
-            raise InputError("a legacy checkpoint for a job of the protocol layout")
-        path = write_legacy_checkpoint(self, checkpoint)
-        self._written = checkpoint.epoch
-        return path
+        raise NotImplementedError
 
     def publish(self, manifest: Manifest) -> Published:
         """Publish an epoch: manifest, hint, epoch record, in this order.
@@ -279,12 +194,277 @@ class ParquetBackend(BackendReader):
             ConflictError: another checkpoint owns the epoch, another manifest exists at its path,
                 or a newer generation was started. Nothing was deleted.
             ProtocolError: the parent is not ready.
+            InputError: legacy layout.
 
         Source: crates/arroyo-state-protocol/src/workflow.rs, publication.
         """
-        self._protocol_only()
+        raise self._no_generations()
+
+    def publish_next(self, new: NextEpoch) -> Checkpoint:
+        """Write the metadata of the next epoch: from now on it exists.
+
+        In the legacy layout every operator's object is written before the checkpoint's, which makes
+        the epoch exist. A worker generation was started; in the legacy layout the store holds the
+        lease of the job's writer.
+
+        Raises:
+            ConflictError: another run owns the epoch, or a newer run was started.
+            ProtocolError: the parent is not ready.
+        """
+        raise NotImplementedError
+
+    def publish_carried(
+        self,
+        parent: Checkpoint,
+        operators: Sequence[OperatorCheckpoint],
+        *,
+        epoch: Epoch,
+        progress: RunProgress,
+        min_epoch: Epoch,
+        now_micros: int,
+    ) -> Checkpoint:
+        """Publish an epoch without new rows: of a compaction at rest, a rollback or a revision.
+
+        Args:
+            parent: the epoch before it in the lineage; its commit is finished.
+            operators: with the tables that the epoch lists; their commit data is dropped, because
+                it is committed already.
+            now_micros: when the new epoch is finished.
+
+        Raises:
+            ConflictError, ProtocolError: as `publish_next`.
+        """
+        new = NextEpoch(
+            epoch=epoch,
+            min_epoch=min_epoch,
+            parent_ref=parent.ref,
+            operators=tuple(carry_operator(operator, epoch) for operator in operators),
+            progress=progress,
+            start_time_micros=now_micros,
+            finish_time_micros=now_micros,
+            needs_commit=False,
+        )
+        self._note_carried(new)
+        return self.publish_next(new)
+
+    def _note_carried(self, new: NextEpoch) -> None:
+        """Write what says that an epoch without new rows has nothing to commit."""
+
+    def mark_committed(self, checkpoint: Checkpoint) -> None:
+        """Write the commit marker: both phases of the epoch's commit are done.
+
+        In the legacy layout, where Arroyo keeps that in its database, a note of this package
+        replaces the marker.
+        """
+        raise NotImplementedError
+
+    def write_compaction_record(self, record: CompactionRecord, path: StatePath) -> None:
+        """Write a compaction record, which the job's writer adopts at its next checkpoint.
+
+        Args:
+            path: of `JobPaths.compaction_record`.
+
+        Raises:
+            InputError: legacy layout.
+        """
+        raise self._no_generations()
+
+
+class LegacyBackend(LegacyTree, ParquetBackend):
+    """Writes a job of the legacy layout."""
+
+    def start(self) -> Started:
+        """Continue from the newest epoch. Writes nothing."""
+        self.check_fence()
+        epochs = self.every_epoch()
+        restored = self.load_checkpoint_metadata(epochs[-1]) if epochs else None
+        committing = restored is not None and restored.state is CheckpointState.COMMITTING
+        return Started(None, restored, committing)
+
+    def check_fence(self) -> None:
+        """Check that the store still holds the lease of the job's only writer."""
+        store = self.store
+        if not isinstance(store, Leased) or store.lease.path.parent != self.paths.writers:
+            raise InputError(
+                "worker generations exist in the protocol layout only; in the legacy layout a "
+                "writer needs the lease on the job",
+                job=self.paths.job,
+                next_step="open the backend on `lease(store, paths, owner, "
+                "LeaseOptions(directory=paths.writers))`, or use the protocol layout",
+            )
+        store.check()
+
+    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
+        """Write the checkpoint's own object, after the metadata of its operators."""
+        if not isinstance(checkpoint, LegacyCheckpoint):
+            raise self._no_generations()
+        self._check_complete(checkpoint)
+        path = self.paths.head(checkpoint.epoch)
+        data = metadata.encode_legacy_checkpoint(checkpoint)
+        if not self.store.create(path, data):
+            stored = self.objects.read(path, metadata.decode_legacy_checkpoint)
+            if replace(stored, min_epoch=checkpoint.min_epoch) != checkpoint:
+                raise ConflictError(
+                    f"epoch {checkpoint.epoch} belongs to another checkpoint",
+                    job=self.paths.job,
+                    path=path,
+                    next_step="start the job again: it continues from the existing epoch",
+                )
+            if stored != checkpoint:
+                self.store.put(path, data)
+        self._written = checkpoint.epoch
+        return path
+
+    def _check_complete(self, checkpoint: LegacyCheckpoint) -> None:
+        names = checkpoint.operators
+
+        def load(name: OperatorId) -> OperatorCheckpoint | ArroyoStateError | None:
+            try:
+                return self.load_operator_metadata(name, checkpoint.epoch)
+            except (FormatError, ProtocolError) as error:
+                return error
+
+        for name, operator in zip(names, concurrently(load, names), strict=True):
+            if isinstance(operator, ArroyoStateError):
+                problem: str | None = operator.message
+            else:
+                problem = incomplete(checkpoint, name, operator)
+            if problem is not None:
+                raise ProtocolError(
+                    f"the epoch would not be restorable: {problem}",
+                    job=self.paths.job,
+                    epoch=checkpoint.epoch,
+                    operator=name,
+                    next_step="write the merged metadata of every operator first",
+                )
+
+    def publish_next(self, new: NextEpoch) -> Checkpoint:
+        """Write every operator's object, then the checkpoint's."""
+        if self.exists(new.epoch):
+            raise ConflictError(
+                f"epoch {new.epoch} already exists: another run wrote it",
+                job=self.paths.job,
+                next_step="start the job again: it continues from that epoch; nothing was written",
+            )
+        for operator in new.operators:
+            self.write_operator_checkpoint_metadata(operator)
+        head = LegacyCheckpoint(
+            job=self.paths.job,
+            epoch=new.epoch,
+            min_epoch=new.min_epoch,
+            start_time_micros=new.start_time_micros,
+            finish_time_micros=new.finish_time_micros,
+            operators=tuple(operator.operator for operator in new.operators),
+            progress=new.progress,
+        )
+        return legacy_checkpoint(
+            head, new.operators, self.write_checkpoint_metadata(head), new.state
+        )
+
+    def _note_carried(self, new: NextEpoch) -> None:
+        """Note before the epoch exists that it is committed, so that no start commits again."""
+        self.check_fence()
+        if any(operator.needs_commit for operator in new.operators):
+            self._put_note(new)
+
+    def mark_committed(self, checkpoint: Checkpoint) -> None:
+        """Write a note of this package, as Arroyo keeps that in its database."""
+        self._put_note(checkpoint)
+
+    def _put_note(self, epoch: Checkpoint | NextEpoch) -> None:
+        note = CommitNote(
+            job=self.paths.job, epoch=epoch.epoch, finish_time_micros=epoch.finish_time_micros
+        )
+        self.store.put(self.paths.commit_note(epoch.epoch), encode(note))
+
+    # ---- cleaning up -----------------------------------------------------------------------------
+
+    def root(self, epoch: Epoch) -> EpochRoot:
+        """Read which data files the operators of an epoch refer to."""
+        head = self.objects.read(
+            self.paths.head(epoch), metadata.decode_legacy_checkpoint, missing_epoch(epoch)
+        )
+        names = [self.paths.operator_metadata(name, epoch) for name in head.operators]
+        read = concurrently(lambda name: self.objects.optional(name, operator_references), names)
+        return legacy_root(self.paths, head, dict(zip(head.operators, read, strict=True)))
+
+    def rolled_back_root(self, root: EpochRoot, head: EpochRoot) -> EpochRoot:
+        """Mark an abandoned epoch; as unreadable if metadata of an operator is missing."""
+        return rolled_back_root(self.paths, root, head)
+
+    def unreadable_root(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
+        """Name the objects by the operators of the newest epoch."""
+        return damaged_legacy_root(self.paths, epoch, reason, head)
+
+    def note_min_epoch(self, min_epoch: Epoch) -> None:
+        """Raise `min_epoch` in the newest epoch, as Arroyo's cleanup does."""
+        newest = self.paths.head(self.every_epoch()[-1])
+        head = self.objects.read(newest, metadata.decode_legacy_checkpoint)
+        if head.min_epoch < min_epoch:
+            changed = replace(head, min_epoch=min_epoch)
+            self.store.put(newest, metadata.encode_legacy_checkpoint(changed))
+
+
+class ProtocolBackend(GenerationWriter, ParquetBackend):
+    """Writes a job of the protocol layout as one of its worker generations."""
+
+    # ---- starting --------------------------------------------------------------------------------
+
+    def start(self) -> Started:
+        """Take the next worker generation, raise the fence, and choose what it continues from."""
+        generation = self._take()
+        self.check_fence()
+        resolved = self._resolve()
+        if isinstance(resolved, recovery.CannotStart):
+            self.check_fence()
+            raise ProtocolError(
+                f"the job cannot be continued: {resolved.reason}",
+                job=self.paths.job,
+                path=resolved.ref,
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
+            )
+        self.check_fence()
+        if isinstance(resolved, recovery.StartEmpty):
+            return Started(generation, None, False)
+        self._put_manifest(replace(self._own_manifest, base_ref=resolved.ref))
+        state = CheckpointState.COMMITTING if resolved.replay_commit else CheckpointState.READY
+        restored = as_checkpoint(resolved.manifest, resolved.ref, state)
+        return Started(generation, restored, resolved.replay_commit)
+
+    def start_from(self, base_ref: StatePath) -> None:
+        """Start the next worker generation from a checkpoint that a user chose."""
+        self._take(base_ref)
+        self.check_fence()
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def write_checkpoint_metadata(self, checkpoint: Manifest | LegacyCheckpoint) -> StatePath:
+        """Publish a manifest."""
+        if isinstance(checkpoint, LegacyCheckpoint):
+            raise InputError("a legacy checkpoint for a job of the protocol layout")
+        return self.publish(checkpoint).ref
+
+    def publish_next(self, new: NextEpoch) -> Checkpoint:
+        """Publish the next epoch by its manifest."""
+        manifest = Manifest(
+            pipeline=self._pipeline,
+            job=self.paths.job,
+            worker_generation=self._taken,
+            epoch=new.epoch,
+            min_epoch=new.min_epoch,
+            start_time_micros=new.start_time_micros,
+            finish_time_micros=new.finish_time_micros,
+            needs_commit=new.needs_commit,
+            operators=new.operators,
+            parent_ref=new.parent_ref,
+            progress=new.progress,
+        )
+        return as_checkpoint(manifest, self.publish(manifest).ref, new.state)
+
+    def publish(self, manifest: Manifest) -> Published:
+        """Publish an epoch: manifest, hint, epoch record, in this order."""
         ref = self.paths.manifest(manifest.worker_generation, manifest.epoch)
-        self._own.check_manifest(manifest)
+        self._check_manifest(manifest)
         self.check_fence()
         create_once(self.store, ref, metadata.encode_manifest(manifest))
         ready = self.objects.answer(
@@ -299,7 +479,7 @@ class ParquetBackend(BackendReader):
                 parent=manifest.parent_ref,
                 next_step="start the job again: it finishes the parent's commit first",
             )
-        self._own.publish(ref)
+        self._put_manifest(replace(self._own_manifest, latest_ref=ref))
         record = recovery.claim_of(ref, manifest, self.clock())
         path = self.paths.epoch_record(manifest.epoch)
         if not self.store.create(path, encode(record)):
@@ -324,32 +504,32 @@ class ParquetBackend(BackendReader):
         self._written = manifest.epoch
         return Published(ref, manifest)
 
-    def mark_committed(self, checkpoint: Checkpoint) -> None:
-        """Write the commit marker: both phases of the epoch's commit are done.
+    def _check_manifest(self, manifest: Manifest) -> None:
+        """Refuse the manifest of an epoch that this generation may not publish.
 
-        In the legacy layout, where Arroyo keeps that in its database, a note of this package
-        replaces the marker.
+        Raises:
+            InputError: it is of another job or generation, or none was taken.
         """
-        if self.paths.layout is Layout.LEGACY:
-            note = CommitNote(
-                job=checkpoint.job,
-                epoch=checkpoint.epoch,
-                finish_time_micros=checkpoint.finish_time_micros,
+        expected = (self._pipeline, self.paths.job, self._taken)
+        if (manifest.pipeline, manifest.job, manifest.worker_generation) != expected:
+            raise InputError(
+                "the manifest is of another job or worker generation", job=manifest.job
             )
-            path = self.paths.commit_note(checkpoint.epoch)
-            self.store.put(path, encode(note))
-            return
+        _ = self._own_manifest
+
+    def mark_committed(self, checkpoint: Checkpoint) -> None:
+        """Write the commit marker beside the manifest."""
         assert checkpoint.worker_generation is not None
         ref = checkpoint.ref
         marker = CommittedMarker(
-            pipeline=self._own.pipeline,
+            pipeline=self._pipeline,
             job=checkpoint.job,
             epoch=checkpoint.epoch,
             checkpoint_worker_generation=checkpoint.worker_generation,
-            writer_worker_generation=self._own.taken,
+            writer_worker_generation=self._taken,
             checkpoint_ref=ref,
         )
-        path = recovery.marker_path(ref)
+        path = self.marker(checkpoint)
         if self.store.create(path, encode(marker)):
             return
         stored = self.objects.read(path, records.decode_committed_marker)
@@ -358,36 +538,26 @@ class ParquetBackend(BackendReader):
             raise ProtocolError("the commit marker belongs to another checkpoint", path=path)
 
     def write_compaction_record(self, record: CompactionRecord, path: StatePath) -> None:
-        """Write a compaction record, which the job's writer adopts at its next checkpoint.
-
-        Args:
-            path: of `JobPaths.compaction_record`.
-        """
-        self._protocol_only()
+        """Write a compaction record, which the job's writer adopts at its next checkpoint."""
         self.store.put(path, encode(record))
 
     # ---- cleaning up -----------------------------------------------------------------------------
 
-    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
-        """Delete the epochs below `min_epoch`: data, then records, then metadata, oldest first.
+    def root(self, epoch: Epoch) -> EpochRoot:
+        """Read which data files the manifest of an epoch refers to."""
+        ref = self.objects.epoch_record(epoch).checkpoint_ref
+        manifest = self.objects.read(ref, manifest_references)
+        check_inside_job(self.paths, epoch, manifest)
+        return epoch_root(self.paths, ref, manifest, CheckpointState.READY)
 
-        Executes the expire plan of `planning.gc.expiry`, without logic of its own. The plan may
-        keep more than `min_epoch` requires, for example after a rollback. If it is interrupted
-        halfway, the next call finishes it. Epochs that are pinned or quarantined meanwhile are
-        kept. While a pinned epoch does not exist, as during an undelete, nothing is deleted.
-
-        Raises:
-            ProtocolError: `min_epoch` is newer than the newest checkpoint, or a kept epoch is
-                incomplete or cannot be read; nothing was deleted.
-            NotFoundError, FormatError: an object of an epoch that was not rolled back is missing or
-                broken; nothing was deleted.
-            StorageError: objects could not be deleted; what refers to them still exists.
-        """
-        return JobExpiry(self, self.clock, self._written).run(min_epoch)
-
-    def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
-        """Plan the deletion of the epochs below `min_epoch`. Errors as `cleanup_checkpoint`."""
-        return JobExpiry(self, self.clock, self._written).plan(min_epoch)
+    def unreadable_root(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
+        """Name the objects by the record of the epoch, if that can be read."""
+        ref = None
+        with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
+            ref = self.objects.epoch_record(epoch).checkpoint_ref
+        by_name = unreadable_objects(self.paths, epoch, ref)
+        finished = head.finish_time_micros
+        return unreadable_root(epoch, reason, by_name, finish_time_micros=finished)
 
 
 StateBackend = ParquetBackend
@@ -396,53 +566,17 @@ crates/arroyo-state/src/lib.rs, `StateBackend`.
 """
 
 
-# ---- the object that makes an epoch of the legacy layout visible, written ------------------------
-
-
-def write_legacy_checkpoint(reader: BackendReader, checkpoint: LegacyCheckpoint) -> StatePath:
-    """Make an epoch of the legacy layout visible, after the metadata of its operators.
-
-    An epoch that exists may be written again with another `min_epoch` only, as Arroyo does.
+@contextlib.contextmanager
+def writer_lease(store: ObjectStore, paths: JobPaths, owner: str, clock: Clock) -> Iterator[Leased]:
+    """Hold the lease of the job's maintenance, and in the legacy layout that of its writer.
 
     Raises:
-        ConflictError: another checkpoint owns the epoch.
-        ProtocolError: an operator's metadata is missing or of another epoch.
+        LeaseHeldError: another process maintains the job, or a run of it is alive.
     """
-    _check_complete(reader, checkpoint)
-    path = reader.paths.legacy_metadata(checkpoint.epoch)
-    if not reader.store.create(path, metadata.encode_legacy_checkpoint(checkpoint)):
-        stored = reader.objects.read(path, metadata.decode_legacy_checkpoint)
-        if replace(stored, min_epoch=checkpoint.min_epoch) != checkpoint:
-            raise ConflictError(
-                f"epoch {checkpoint.epoch} belongs to another checkpoint",
-                job=reader.paths.job,
-                path=path,
-                next_step="start the job again: it continues from the existing epoch",
+    with contextlib.ExitStack() as stack:
+        leased = stack.enter_context(lease(store, paths, owner, LeaseOptions(clock=clock)))
+        if paths.layout is Layout.LEGACY:
+            leased = stack.enter_context(
+                lease(leased, paths, owner, LeaseOptions(directory=paths.writers, clock=clock))
             )
-        if stored != checkpoint:
-            reader.store.put(path, metadata.encode_legacy_checkpoint(checkpoint))
-    return path
-
-
-def _check_complete(reader: BackendReader, checkpoint: LegacyCheckpoint) -> None:
-    names = checkpoint.operators
-
-    def load(name: OperatorId) -> OperatorCheckpoint | ArroyoStateError | None:
-        try:
-            return reader.load_operator_metadata(name, checkpoint.epoch)
-        except (FormatError, ProtocolError) as error:
-            return error
-
-    for name, operator in zip(names, concurrently(load, names), strict=True):
-        if isinstance(operator, ArroyoStateError):
-            problem: str | None = operator.message
-        else:
-            problem = incomplete(checkpoint, name, operator)
-        if problem is not None:
-            raise ProtocolError(
-                f"the epoch would not be restorable: {problem}",
-                job=reader.paths.job,
-                epoch=checkpoint.epoch,
-                operator=name,
-                next_step="write the merged metadata of every operator first",
-            )
+        yield leased

@@ -5,24 +5,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
     NotFoundError,
     ProtocolError,
-    StorageError,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.codec.references import manifest_references
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
-from arroyo_dagster.state.metadata.objects import MetadataReader, missing_epoch
-from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.clock import own_clock
+from arroyo_dagster.state.model.clock import Clock, own_clock
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     ExpirePlan,
@@ -31,15 +27,9 @@ from arroyo_dagster.state.model.garbage import (
     Roots,
 )
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import JobPaths, Layout
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.gc.epoch_roots import (
-    check_inside_job,
-    damaged_legacy_root,
     epoch_root,
-    legacy_root,
-    rolled_back_root,
-    unreadable_objects,
-    unreadable_root,
 )
 from arroyo_dagster.state.planning.gc.expiry import (
     in_safe_groups,
@@ -50,10 +40,8 @@ from arroyo_dagster.state.planning.gc.expiry import (
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.failures import delete_step
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.failures import DELETE_BATCH, delete_all
 
-DELETE_BATCH = 1000
 _PINS_TTL_MICROS = int(IN_FLIGHT_GRACE_SECONDS * 1e6) // 2
 """How long the pins that were read stay valid. A process that pins waits twice as long, until
 requests in flight have arrived.
@@ -62,24 +50,26 @@ requests in flight have arrived.
 _Found = Mapping[Epoch, EpochRoot | ArroyoStateError]
 
 
-@dataclass(frozen=True, slots=True)
-class JobExpiry:
-    """Expires old epochs of one job, on behalf of its writer.
+class ExpiringTree(CheckpointTree):
+    """A job's metadata, of which old epochs expire on behalf of the job's writer."""
 
-    Attributes:
-        clock: microseconds since the Unix epoch.
-        written: the epoch that the writer published last; None if it has published none.
-    """
+    clock: Clock
+    _written: Epoch | None = None
+    """The epoch that the writer published last; None if it has published none."""
 
-    reader: BackendReader
-    clock: Callable[[], int]
-    written: Epoch | None = None
+    def cleanup_checkpoint(self, min_epoch: Epoch) -> ExpirePlan:
+        """Delete the epochs below `min_epoch`: data, then records, then metadata, oldest first.
 
-    def run(self, min_epoch: Epoch) -> ExpirePlan:
-        """Delete epochs: data, then records, then metadata, oldest first.
+        Executes the expire plan of `planning.gc.expiry`, without logic of its own. The plan may
+        keep more than `min_epoch` requires, for example after a rollback. If it is interrupted
+        halfway, the next call finishes it. Epochs that are pinned or quarantined meanwhile are
+        kept. While a pinned epoch does not exist, as during an undelete, nothing is deleted.
 
         Raises:
-            ProtocolError, NotFoundError, FormatError: as `plan`.
+            ProtocolError: `min_epoch` is newer than the newest checkpoint, or a kept epoch is
+                incomplete or cannot be read; nothing was deleted.
+            NotFoundError, FormatError: an object of an epoch that was not rolled back is missing or
+                broken; nothing was deleted.
             StorageError: objects could not be deleted; what refers to them still exists.
         """
         plan, job_pins = self._planned(min_epoch)
@@ -88,25 +78,51 @@ class JobExpiry:
             plan, job_pins = self._planned(min_epoch)
         return plan
 
-    def plan(self, min_epoch: Epoch) -> ExpirePlan:
-        """Plan what is deleted, from every epoch's metadata.
+    def expire_plan(self, min_epoch: Epoch) -> ExpirePlan:
+        """Plan the deletion of the epochs below `min_epoch`. Errors as `cleanup_checkpoint`."""
+        return self._planned(min_epoch)[0]
+
+    # ---- an epoch that expires: what each form of the tree says of it ---------------------------
+
+    def root(self, epoch: Epoch) -> EpochRoot:
+        """Read which data files an epoch refers to. Objects that are missing are in `gone`.
 
         Raises:
-            ProtocolError: as `plan_own_expiry`.
-            NotFoundError, FormatError: an epoch that was not rolled back is missing or damaged.
+            NotFoundError: the object that makes the epoch exist is missing, or its manifest.
+            FormatError, ProtocolError: an object does not decode, or leads out of the job.
         """
-        return self._planned(min_epoch)[0]
+        raise NotImplementedError
+
+    def rolled_back_root(self, root: EpochRoot, head: EpochRoot) -> EpochRoot:
+        """Mark an epoch that a rollback has abandoned.
+
+        Args:
+            head: the newest epoch.
+        """
+        return replace(root, state=CheckpointState.ROLLED_BACK, rolled_back=True)
+
+    def unreadable_root(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
+        """Return the root of an abandoned epoch that cannot be read: its objects by name.
+
+        Args:
+            reason: why it cannot be read.
+            head: the newest epoch.
+        """
+        raise NotImplementedError
+
+    def note_min_epoch(self, min_epoch: Epoch) -> None:
+        """Note the oldest epoch that is left, where the layout has a place for it."""
 
     # ---- planning --------------------------------------------------------------------------------
 
     def _planned(self, min_epoch: Epoch) -> tuple[ExpirePlan, JobPins]:
         """Return the plan, and the pins on which it is based."""
-        job_pins, quarantined = self._objects.pins_in_full()
+        job_pins, quarantined = self.objects.pins_in_full()
         roots = self._roots(min_epoch, job_pins, quarantined)
         if roots is None:
             raise ProtocolError(
                 "min_epoch is newer than the newest checkpoint",
-                job=self._paths.job,
+                job=self.paths.job,
                 min_epoch=min_epoch,
                 newest=None,
             )
@@ -124,20 +140,20 @@ class JobExpiry:
         Raises:
             NotFoundError, FormatError, ProtocolError: an epoch that was not rolled back is damaged.
         """
-        named = {*job_pins.pinned, *(() if self.written is None else (self.written,))}
-        epochs = self.reader.every_epoch(named)
+        named = {*job_pins.pinned, *(() if self._written is None else (self._written,))}
+        epochs = self.every_epoch(named)
         while epochs:
             results = dict(zip(epochs, concurrently(self._epoch, epochs), strict=True))
             before = epochs
             if any(map(_is_torn, results.values())):
-                epochs = self.reader.every_epoch(named)  # another process may have let some expire
+                epochs = self.every_epoch(named)  # another process may have let some expire
             if epochs == before:
                 break
         if not epochs:
             return None
         abandoned = rolled_back(epochs[-1], epochs, _restored(results))
         roots = Roots(
-            paths=self._paths,
+            paths=self.paths,
             worker_generation=None,
             epochs=self._marked(results, abandoned),
             job_pins=job_pins,
@@ -149,7 +165,9 @@ class JobExpiry:
             raise damaged[epoch]
         if not roots.epochs:
             return None
-        unreadable = [self._unreadable(n, damaged[n].message, roots.head) for n in damaged]
+        unreadable = [
+            self.unreadable_root(n, error.message, roots.head) for n, error in damaged.items()
+        ]
         every = (*roots.epochs, *self._below_records(roots.current), *unreadable)
         return replace(roots, epochs=tuple(sorted(every, key=lambda root: -root.epoch)))
 
@@ -158,13 +176,9 @@ class JobExpiry:
         results = [found[epoch] for epoch in sorted(found, reverse=True)]
         epochs = [root for root in results if isinstance(root, EpochRoot)]
         return tuple(
-            self._rolled_back(root, epochs[0]) if root.epoch in left else root for root in epochs
+            self.rolled_back_root(root, epochs[0]) if root.epoch in left else root
+            for root in epochs
         )
-
-    def _rolled_back(self, one: EpochRoot, head: EpochRoot) -> EpochRoot:
-        if self._legacy:
-            return rolled_back_root(self._paths, one, head)
-        return replace(one, state=CheckpointState.ROLLED_BACK, rolled_back=True)
 
     def _still_there(
         self, problems: Mapping[Epoch, ArroyoStateError], roots: Roots, min_epoch: Epoch
@@ -176,7 +190,7 @@ class JobExpiry:
         keep_from = oldest_staying(roots, retention_since(newest, min_epoch), newest=newest)
         pinned = roots.job_pins.pinned
         goes = [n for n in problems if n < keep_from and n not in pinned]
-        present = dict(zip(goes, concurrently(self.reader.exists, goes), strict=True))
+        present = dict(zip(goes, concurrently(self.exists, goes), strict=True))
         return {n: error for n, error in problems.items() if present.get(n, True)}
 
     # ---- one epoch -------------------------------------------------------------------------------
@@ -184,34 +198,9 @@ class JobExpiry:
     def _epoch(self, epoch: Epoch) -> EpochRoot | ArroyoStateError:
         """Return what an epoch refers to, or the error if that cannot be read."""
         try:
-            return self._legacy_epoch(epoch) if self._legacy else self._protocol_epoch(epoch)
+            return self.root(epoch)
         except (NotFoundError, FormatError, ProtocolError) as error:
             return error
-
-    def _legacy_epoch(self, epoch: Epoch) -> EpochRoot:
-        paths = self._paths
-        path = paths.legacy_metadata(epoch)
-        head = self._objects.read(path, metadata.decode_legacy_checkpoint, missing_epoch(epoch))
-        names = [paths.operator_metadata(name, epoch) for name in head.operators]
-        refs = concurrently(lambda name: self._objects.optional(name, operator_references), names)
-        return legacy_root(paths, head, dict(zip(head.operators, refs, strict=True)))
-
-    def _protocol_epoch(self, epoch: Epoch) -> EpochRoot:
-        ref = self._objects.epoch_record(epoch).checkpoint_ref
-        manifest = self._objects.read(ref, manifest_references)
-        check_inside_job(self._paths, epoch, manifest)
-        return epoch_root(self._paths, ref, manifest, CheckpointState.READY)
-
-    def _unreadable(self, epoch: Epoch, reason: str, head: EpochRoot) -> EpochRoot:
-        paths = self._paths
-        if self._legacy:
-            return damaged_legacy_root(paths, epoch, reason, head)
-        ref = None
-        with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
-            ref = self._objects.epoch_record(epoch).checkpoint_ref
-        by_name = unreadable_objects(paths, epoch, ref)
-        finished = head.finish_time_micros
-        return unreadable_root(epoch, reason, by_name, finish_time_micros=finished)
 
     def _below_records(self, current: Sequence[EpochRoot]) -> Iterator[EpochRoot]:
         """Yield manifests without a record, left by an interrupted cleanup, by their references."""
@@ -219,14 +208,14 @@ class JobExpiry:
         for root in current:
             newer = root
             while (ref := newer.parent_ref) is not None:
-                recovery.expect_manifest_path(self._paths, ref)
+                recovery.expect_manifest_path(self.paths, ref)
                 older = by_ref.get(ref) or self._without_record(ref)
                 if older is None:
                     break
                 if older.epoch >= newer.epoch:
                     raise ProtocolError(
                         f"the parent of epoch {newer.epoch} belongs to epoch {older.epoch}",
-                        job=self._paths.job,
+                        job=self.paths.job,
                         path=ref,
                         next_step="check it with `arroyo-state epochs`; nothing was deleted",
                     )
@@ -237,14 +226,14 @@ class JobExpiry:
 
     def _without_record(self, ref: StatePath) -> EpochRoot | None:
         try:
-            manifest = self._objects.optional(ref, manifest_references)
+            manifest = self.objects.optional(ref, manifest_references)
         except FormatError:
             return None  # the chain ends at a manifest that does not decode
         if manifest is None:
             return None
-        missing = (self._paths.epoch_record(manifest.epoch),)
+        missing = (self.paths.epoch_record(manifest.epoch),)
         state = CheckpointState.PARTIALLY_COLLECTED
-        return epoch_root(self._paths, ref, manifest, state, gone=missing)
+        return epoch_root(self.paths, ref, manifest, state, gone=missing)
 
     # ---- executing -------------------------------------------------------------------------------
 
@@ -262,31 +251,19 @@ class JobExpiry:
             StorageError: objects could not be deleted; what refers to them still exists.
         """
         looked: tuple[int, int] | None = None
-        for batch in _batches(self._paths, plan):
+        for batch in _batches(self.paths, plan):
             # By two clocks, because one of them may be set back.
             now = self.clock(), own_clock()
             if looked is None or not all(
                 0 <= here - then < _PINS_TTL_MICROS for here, then in zip(now, looked, strict=True)
             ):
                 looked = now
-                if self.reader.job_pins() != known:
+                if self.job_pins() != known:
                     return False
-            delete_all(self.reader.store, batch)
-        if self._legacy and plan.epochs:
-            note_min_epoch(self.reader, plan.keep_from)
+            delete_all(self.store, batch)
+        if plan.epochs:
+            self.note_min_epoch(plan.keep_from)
         return True
-
-    @property
-    def _paths(self) -> JobPaths:
-        return self.reader.paths
-
-    @property
-    def _objects(self) -> MetadataReader:
-        return self.reader.objects
-
-    @property
-    def _legacy(self) -> bool:
-        return self._paths.layout is Layout.LEGACY
 
 
 def _is_torn(found: EpochRoot | ArroyoStateError) -> bool:
@@ -305,32 +282,3 @@ def _batches(paths: JobPaths, plan: ExpirePlan) -> Iterator[list[StatePath]]:
         files = list(dict.fromkeys(step.paths))
         yield from (files[i : i + DELETE_BATCH] for i in range(0, len(files), DELETE_BATCH))
     yield from in_safe_groups(paths, plan.metadata.paths)
-
-
-def note_min_epoch(reader: BackendReader, min_epoch: Epoch) -> None:
-    """Set `min_epoch` in the newest epoch of the legacy layout to the oldest remaining epoch, as
-    Arroyo's cleanup does.
-    """
-    newest = reader.paths.legacy_metadata(reader.every_epoch()[-1])
-    head = reader.objects.read(newest, metadata.decode_legacy_checkpoint)
-    if head.min_epoch < min_epoch:
-        changed = replace(head, min_epoch=min_epoch)
-        reader.store.put(newest, metadata.encode_legacy_checkpoint(changed))
-
-
-def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
-    """Delete objects in bulk; those that no longer exist count as deleted.
-
-    Raises:
-        StorageError: some could not be deleted.
-    """
-    for start in range(0, len(paths), DELETE_BATCH):
-        outcome = store.delete_many(paths[start : start + DELETE_BATCH])
-        if outcome.failed:
-            path, reason = next(iter(outcome.failed.items()))
-            raise StorageError(
-                f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
-                path=path,
-                url=store.url,
-                next_step=delete_step(reason, store.url, path),
-            )

@@ -12,10 +12,9 @@ from dataclasses import dataclass, fields
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
 from arroyo_dagster.state.codec.maintenance_records import decode_change_record
-from arroyo_dagster.state.codec.records import decode_current_generation
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import LeasedOperation, LeaseOptions, lease
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobFacts
@@ -34,6 +33,7 @@ from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.wrappers import Extended
 
@@ -370,7 +370,7 @@ def _continued(view: ObjectStore, paths: JobPaths, record: ChangeRecord, facts: 
     Raises:
         InputError: the job was started since, and no source says that this run has ended.
     """
-    head = head_of(view, paths)
+    head = CheckpointTree(view, paths).job_head()
     if head == record.head:
         return False
     created = record.operation != "rebuild" and paths.layout is Layout.PROTOCOL
@@ -394,20 +394,3 @@ def _written_since(view: ObjectStore, paths: JobPaths, head: JobHead) -> bool:
         if address is not None and address.worker_generation > (head.worker_generation or 0):
             return True
     return False
-
-
-def head_of(store: ObjectStore, paths: JobPaths) -> JobHead:
-    """Return how far a job with at least one epoch is."""
-    epochs = ParquetBackend(store, paths).epochs()
-    if not epochs:
-        raise NotFoundError(
-            "the job has no epoch, so it is unknown whether it has gone on since the rebuild",
-            job=paths.root,
-            next_step="restore the metadata of its newest epoch from a copy; nothing was changed",
-        )
-    newest = epochs[-1]
-    if paths.layout is Layout.LEGACY:
-        return JobHead(epoch=newest)
-    path = paths.current_generation
-    fence = decode_current_generation(store.read(path), path)
-    return JobHead(epoch=newest, worker_generation=fence.worker_generation)

@@ -22,9 +22,9 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.metadata.backend import Started, StateBackend
+from arroyo_dagster.state.metadata.backend import StateBackend
+from arroyo_dagster.state.metadata.backing_store import NextEpoch, Started
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.metadata.publisher import NextEpoch, publish_epoch
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -275,7 +275,7 @@ class JobRun:
         taken = self._files.take_over(self._operators(plan, reports, offsets, watermarks_micros))
         operators, compacted = self._files.merge(plan, taken, self.base)
         new = _next_epoch(plan, operators, self.base, progress, self.backend.clock())
-        self.base = publish_epoch(self.backend, new)
+        self.base = self.backend.publish_next(new)
         self._compacted = compacted
         if self.base.needs_commit:
             self._commit(self.base)

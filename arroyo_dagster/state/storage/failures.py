@@ -9,12 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
 from arroyo_dagster.redaction import redact_causes, redact_text, redacted_cause
 from arroyo_dagster.state.model.ids import StatePath
+
+if TYPE_CHECKING:
+    from arroyo_dagster.state.storage.store import ObjectStore
+
+DELETE_BATCH = 1000
+"""How many objects one request deletes."""
 
 _LASTING = {
     errno.EROFS: "the file system is mounted read-only",
@@ -266,3 +273,21 @@ def _short(error: Exception) -> str:
     text = str(error).partition("\n\nDebug source")[0] or type(error).__name__
     text = " ".join(redact_text(text).split())
     return text if len(text) <= 500 else f"{text[:500]}…"
+
+
+def delete_all(store: ObjectStore, paths: Sequence[StatePath]) -> None:
+    """Delete objects in bulk; those that no longer exist count as deleted.
+
+    Raises:
+        StorageError: some could not be deleted.
+    """
+    for start in range(0, len(paths), DELETE_BATCH):
+        outcome = store.delete_many(paths[start : start + DELETE_BATCH])
+        if outcome.failed:
+            path, reason = next(iter(outcome.failed.items()))
+            raise StorageError(
+                f"{len(outcome.failed)} objects could not be deleted; the first: {reason}",
+                path=path,
+                url=store.url,
+                next_step=delete_step(reason, store.url, path),
+            )

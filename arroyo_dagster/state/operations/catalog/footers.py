@@ -24,6 +24,7 @@ from arroyo_dagster.state.codec.parquet import (
     read_facts,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
@@ -36,7 +37,6 @@ from arroyo_dagster.state.model.tables import (
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
     job_is_there,
-    newest_generation,
     summarise_job,
 )
 from arroyo_dagster.state.operations.catalog.metadata_only import stored_sizes
@@ -276,7 +276,7 @@ def job_age(store: ObjectStore, job: JobSummary, answer: JobAnswer | None) -> Jo
     problem = job.problem
     try:
         # Whether it was restarted since costs one more read, needed only for a job that stopped.
-        generation = newest_generation(store, job.paths) if final else None
+        generation = CheckpointTree(store, job.paths).fence() if final else None
     except ArroyoStateError as error:
         generation, problem = None, problem or error
     age = JobAge(

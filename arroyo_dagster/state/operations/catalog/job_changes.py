@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.ids import Epoch, WorkerGeneration
 from arroyo_dagster.state.model.layout import (
@@ -21,7 +22,7 @@ from arroyo_dagster.state.model.layout import (
     parse_epoch_record,
     parse_manifest_path,
 )
-from arroyo_dagster.state.operations.catalog.jobs import list_level, newest_generation
+from arroyo_dagster.state.operations.catalog.jobs import list_level
 from arroyo_dagster.state.planning.restore.reads import Level
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -159,7 +160,7 @@ def _is_newest(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> bool:
 
 def _new_protocol(store: ObjectStore, paths: JobPaths, position: JobPosition | None) -> _New | Gone:
     # Nothing is published by a generation that the fence does not name: this read finds each start.
-    fence = newest_generation(store, paths)
+    fence = CheckpointTree(store, paths).fence()
     if fence is None:
         return Gone()
     if position is not None and position.worker_generation is not None:

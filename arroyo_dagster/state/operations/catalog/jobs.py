@@ -19,7 +19,8 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state.codec import records
-from arroyo_dagster.state.metadata.reader import BackendReader, as_checkpoint, restore_or_roll_back
+from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
+from arroyo_dagster.state.metadata.tree import CheckpointTree, as_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     RECORD_VERSION,
     Checkpoint,
@@ -325,7 +326,7 @@ def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     A broken epoch and an error of the store are a `problem` of the job, which stops no other.
     """
     try:
-        epochs = BackendReader(store, paths).epochs()
+        epochs = CheckpointTree(store, paths).epochs()
     except ArroyoStateError as error:
         return JobSummary(paths=paths, epochs=None, problem=error)
     if not epochs:
@@ -355,15 +356,6 @@ def version_error(checkpoint: Checkpoint) -> FormatError | None:
         path=checkpoint.ref,
         next_step="use a release of arroyo-dagster that knows this version",
     )
-
-
-def newest_generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
-    """Return the worker generation in the fence; None without a fence, as in the legacy layout."""
-    if paths.layout is Layout.LEGACY:
-        return None
-    path = paths.current_generation
-    fence = _optional(store, path, records.decode_current_generation)
-    return None if fence is None else fence.worker_generation
 
 
 # ---- epochs --------------------------------------------------------------------------------------
@@ -411,7 +403,7 @@ def list_epochs(
         limit: return only this many of the newest visible epochs; None = all.
         on_progress: called after each visible epoch, by any thread, by one at a time.
     """
-    epochs = BackendReader(store, paths).epochs()
+    epochs = CheckpointTree(store, paths).epochs()
     returned = epochs if limit is None else epochs[max(0, len(epochs) - limit) :]
     # One more than returned, to determine the new files of the oldest returned epoch.
     numbers = epochs[max(0, len(epochs) - len(returned) - 1) :]
@@ -476,7 +468,7 @@ class _Loaded:
 
 def _loaded(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> _Loaded:
     try:
-        checkpoint, lost = BackendReader(store, paths).load_remains(epoch)
+        checkpoint, lost = CheckpointTree(store, paths).load_remains(epoch)
     except StorageError as error:
         return _Loaded(epoch, problem=error)
     except ArroyoStateError as error:
@@ -493,7 +485,7 @@ def _without_record(
     if paths.layout is Layout.LEGACY or not loaded or loaded[0].checkpoint is None:
         return []
     try:
-        chain = list(BackendReader(store, paths).load_chain(loaded[0].checkpoint))
+        chain = list(CheckpointTree(store, paths).load_chain(loaded[0].checkpoint))
     except ArroyoStateError as error:
         oldest = Epoch(max(0, loaded[0].epoch - 1))
         return [_Loaded(oldest, problem=error)]
@@ -532,20 +524,14 @@ def _collected(loaded: Sequence[_Loaded], sizes: Mapping[StatePath, int]) -> fro
 def _unfinished(store: ObjectStore, paths: JobPaths, owners: Sequence[_Loaded]) -> list[_Loaded]:
     unreadable = {owner.epoch for owner in owners if owner.checkpoint is None}
     owning = [Attempt(one.epoch, one.generation) for one in owners if one.checkpoint is not None]
+    directories = CheckpointTree(store, paths).directories()
     if paths.layout is Layout.LEGACY:
         # An older directory without metadata holds only files that newer epochs list.
         newest = max((owner.epoch for owner in owners), default=Epoch(0))
-        epochs = BackendReader(store, paths).checkpoint_dirs()
-        return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs if epoch > newest]
-    generations = BackendReader(store, paths).generation_dirs()
-    dirs = concurrently(
-        lambda number: BackendReader(store, paths).checkpoint_dirs(number), generations
-    )
+        epochs = [epoch for _, epoch in directories if epoch > newest]
+        return [_Loaded(epoch, CheckpointState.INVISIBLE) for epoch in epochs]
     attempts = [
-        Attempt(epoch, generation)
-        for generation, epochs in zip(generations, dirs, strict=True)
-        for epoch in epochs
-        if epoch not in unreadable
+        Attempt(epoch, generation) for generation, epoch in directories if epoch not in unreadable
     ]
     return concurrently(
         lambda attempt: _attempted(store, paths, attempt), unfinished_attempts(attempts, owning)

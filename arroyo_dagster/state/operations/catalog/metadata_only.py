@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout, parse_manifest_path
@@ -31,7 +31,7 @@ def metadata_only_epochs(
     Raises:
         StorageError: the store failed.
     """
-    reader = BackendReader(store, paths)
+    reader = CheckpointTree(store, paths)
     if paths.layout is Layout.LEGACY:
         return {}  # its epochs have no parents
     data = reader.objects.bytes_of(paths.job_pins)
@@ -81,7 +81,7 @@ def _epoch_of(ref: StatePath) -> Epoch | None:
     return None if address is None else address.epoch
 
 
-def _readable(reader: BackendReader, epochs: Collection[Epoch]) -> dict[Epoch, Checkpoint]:
+def _readable(reader: CheckpointTree, epochs: Collection[Epoch]) -> dict[Epoch, Checkpoint]:
     def load(epoch: Epoch) -> Checkpoint | None:
         try:
             return reader.load_checkpoint_metadata(epoch)

@@ -15,7 +15,7 @@ from arroyo_dagster.errors import (
     FormatError,
     NotFoundError,
 )
-from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import (
     Epoch,
@@ -105,7 +105,7 @@ def load_epoch(store: ObjectStore, paths: JobPaths, epoch: int | None = None) ->
             metadata is left.
         FormatError: an object of the epoch is missing or does not decode.
     """
-    epochs = BackendReader(store, paths).epochs()
+    epochs = CheckpointTree(store, paths).epochs()
     number = chosen_epoch(store, paths, epochs, epoch)
     checkpoint = read_epoch(store, paths, number)
     if number != epochs[-1] and (needed_by := metadata_only_epochs(store, paths, {number})):
@@ -121,7 +121,7 @@ def read_epoch(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint:
         FormatError: an object of the epoch does not decode.
     """
     try:
-        return BackendReader(store, paths).load_checkpoint_metadata(epoch)
+        return CheckpointTree(store, paths).load_checkpoint_metadata(epoch)
     except NotFoundError as error:
         raise _missing(error, paths, epoch) from error
 

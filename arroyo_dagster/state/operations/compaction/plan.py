@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import restore_or_roll_back
+from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -17,7 +18,6 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_merges
 from arroyo_dagster.state.operations.progress import CountedReads
 from arroyo_dagster.state.operations.slowdown import last_slowdown
@@ -191,7 +191,7 @@ def _facts(store: ObjectStore, paths: JobPaths, on_progress: OnProgress) -> Comp
     ]
     # Until a commit is finished, only the job itself can write the next epoch.
     ready = checkpoint.state is CheckpointState.READY
-    at_rest = ready and is_at_rest(checkpoint, newest_generation(store, paths))
+    at_rest = ready and is_at_rest(checkpoint, CheckpointTree(store, paths).fence())
     return CompactionFacts(
         checkpoint=checkpoint, at_rest=at_rest, pending=tuple(whole), sizes=sizes, stamps=stamps
     )

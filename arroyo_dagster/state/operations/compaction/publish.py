@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.publisher import publish_carried
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -147,8 +146,7 @@ def publish_epoch(
         )
     epoch = Epoch(base.epoch + 1)
     assert base.progress is not None
-    publish_carried(
-        backend,
+    backend.publish_carried(
         base,
         applied.operators,
         epoch=epoch,

@@ -15,7 +15,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.parquet import BATCH_ROWS, read_facts
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.reader import as_checkpoint
+from arroyo_dagster.state.metadata.tree import as_checkpoint
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition

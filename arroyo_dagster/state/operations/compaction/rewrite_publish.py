@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.derived import encode
-from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
@@ -37,6 +36,7 @@ from arroyo_dagster.state.operations.gc.pins import forget_changes, keep_change
 from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.wrappers import Extended
 
 

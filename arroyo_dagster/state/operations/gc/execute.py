@@ -10,7 +10,6 @@ from arroyo_dagster.state.codec.derived import encode_json
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.expiry import delete_all, note_min_epoch
 from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock
@@ -18,7 +17,6 @@ from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKin
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
     JobPaths,
-    Layout,
     parse_checkpoint_dir,
     parse_epoch_record,
 )
@@ -44,6 +42,7 @@ from arroyo_dagster.state.planning.gc.recheck import (
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
 from arroyo_dagster.state.planning.slowdown import Slowdown
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.local_disk import remove_empty_directories
 from arroyo_dagster.state.storage.store import DeleteOutcome, ObjectStore
 
@@ -212,7 +211,8 @@ def _run(
         if current.kind is PlanKind.EXPIRE and current.keep_from is not None:
             left = frozenset(fresh.epochs).difference(current.epochs)
             forget_released(held, paths, current.keep_from, left)
-            _note_min_epoch(held, paths, current.keep_from, current)
+            if current.proof.condition is None:  # a managed job
+                ParquetBackend(held, paths).note_min_epoch(current.keep_from)
         remove_empty_directories(held, paths.root)
     return outcome
 
@@ -261,9 +261,3 @@ def _checked(held: ObjectStore, plan: GcPlan, fresh: GcPlan) -> GcPlan:
     infos = concurrently(held.head, suspects)
     check_gone(plan, [p for p, info in zip(suspects, infos, strict=True) if info is not None])
     return what_is_left(plan, fresh)
-
-
-def _note_min_epoch(held: ObjectStore, paths: JobPaths, oldest: Epoch, plan: GcPlan) -> None:
-    """Set the oldest kept epoch in a managed job's newest epoch, as Arroyo's cleanup does."""
-    if paths.layout is Layout.LEGACY and plan.proof.condition is None:
-        note_min_epoch(ParquetBackend(held, paths), oldest)

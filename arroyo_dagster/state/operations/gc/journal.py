@@ -32,6 +32,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore
 
 UNKNOWN = "unknown"
@@ -123,8 +124,6 @@ class Journal:
         Raises:
             FormatError: a record of the journal is not of the form that this release writes.
         """
-        from arroyo_dagster.state.metadata.expiry import delete_all
-
         runs = _known_runs(store, paths)
         header = _following(store, paths, runs, header)
         old: list[str] = []
@@ -215,8 +214,6 @@ def _end(
     records: Mapping[int, bytes],
     counts: Mapping[str, int],
 ) -> None:
-    from arroyo_dagster.state.metadata.expiry import delete_all
-
     numbers = sorted(records)
     whole = b"".join((*(records[number] for number in numbers), encode_end(counts)))
     store.put(run_path(paths, name), whole)
@@ -241,8 +238,6 @@ def finish_open_runs(store: ObjectStore, paths: JobPaths) -> int:
 
 
 def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
-    from arroyo_dagster.state.metadata.expiry import delete_all
-
     directory = paths.journal / name
     parts = dict(records_of(store, directory))
     whole = _read(store, run_path(paths, name))
@@ -291,8 +286,6 @@ def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
 
 
 def _delete_records(store: ObjectStore, directory: StatePath) -> None:
-    from arroyo_dagster.state.metadata.expiry import delete_all
-
     delete_all(
         store, [directory / record_name(number) for number, _ in records_of(store, directory)]
     )

@@ -13,7 +13,6 @@ from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, Pro
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.clock import Clock, wall_clock
@@ -23,6 +22,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ANY = Epoch(0)

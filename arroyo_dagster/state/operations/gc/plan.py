@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.gc import decode_gc_plan
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.garbage import (
@@ -26,7 +27,7 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import Packed
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import list_jobs, newest_generation
+from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.inventory import (
     Inventory,
@@ -246,7 +247,7 @@ def retention_now(store: ObjectStore, request: GcRequest, roots: Roots) -> Reten
 
 def _at_rest(store: ObjectStore, request: GcRequest, newest: Checkpoint, paths: JobPaths) -> bool:
     """Return whether the last run ended with the newest epoch, and no source contradicts that."""
-    if not is_at_rest(newest, newest_generation(store, paths)):
+    if not is_at_rest(newest, CheckpointTree(store, paths).fence()):
         return False
     condition = request.directory.look_up([paths])[0].facts.condition
     return condition is JobCondition.UNKNOWN or condition.at_rest

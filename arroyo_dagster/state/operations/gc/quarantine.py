@@ -20,7 +20,6 @@ from arroyo_dagster.state.codec.gc import (
 )
 from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
-from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import (
@@ -53,6 +52,7 @@ from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
 from arroyo_dagster.state.planning.restore.copied_jobs import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore
 
 

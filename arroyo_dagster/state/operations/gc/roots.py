@@ -13,8 +13,7 @@ from dataclasses import replace
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.epoch_finder import PROBE_COUNT
+from arroyo_dagster.state.metadata.tree import PROBE_COUNT, LegacyTree
 from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -194,16 +193,16 @@ def newest_legacy(reader: Reader) -> tuple[list[Epoch], Epoch | None]:
     one, or the first one ended too early: these epochs count in either case.
     """
     paths, store = reader.paths, reader.store
-    backend = ParquetBackend(store, paths)
+    tree = LegacyTree(store, paths)
 
     def newest_of(numbers: Sequence[Epoch]) -> Epoch | None:
         return next((n for n in numbers if store.head(paths.legacy_metadata(n)) is not None), None)
 
-    numbers = sorted(backend.checkpoint_dirs(), reverse=True)
+    numbers = sorted(tree.checkpoint_dirs(), reverse=True)
     newest = newest_of(numbers)
-    unseen = backend.unlisted_behind(newest or Epoch(0), numbers)
+    unseen = tree.unlisted_behind(newest or Epoch(0), numbers)
     if unseen:
-        fresh = {*backend.checkpoint_dirs()}
+        fresh = {*tree.checkpoint_dirs()}
         _refuse_hidden(paths, [number for number in unseen if number not in fresh])
         numbers = sorted(fresh.union(numbers), reverse=True)
         newest = newest_of(numbers)

@@ -15,7 +15,6 @@ from arroyo_dagster.state.codec.metadata import decode_legacy_checkpoint
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.expiry import delete_all
 from arroyo_dagster.state.metadata.lease import (
     IN_FLIGHT_GRACE_SECONDS,
     LeasedOperation,
@@ -48,6 +47,7 @@ from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.storage.concurrency import concurrently
+from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore
 
 R = TypeVar("R")

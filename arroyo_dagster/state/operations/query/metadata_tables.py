@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
-from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import written_epoch
@@ -188,7 +188,7 @@ def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
 
 
 def _pins(job: StateJob) -> Iterator[PinRow]:
-    for pin in BackendReader(job.catalog.store, job.paths).job_pins().pins:
+    for pin in CheckpointTree(job.catalog.store, job.paths).job_pins().pins:
         yield PinRow(
             job=job.name,
             epoch=pin.epoch,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, NotFoundError
 from arroyo_dagster.state.codec.iso_times import iso_micros, nanos_of
-from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.layout import JobPaths
@@ -226,7 +226,7 @@ class StateJob:
         """Return the numbers of the visible epochs, ascending, without those of which only the
         metadata is left.
         """
-        numbers = BackendReader(self.catalog.store, self.paths).epochs()
+        numbers = CheckpointTree(self.catalog.store, self.paths).epochs()
         held = metadata_only_epochs(self.catalog.store, self.paths) if len(numbers) > 1 else ()
         return [number for number in numbers if number not in held]
 

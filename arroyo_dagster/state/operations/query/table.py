@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError, NotFoundError
-from arroyo_dagster.state.metadata.reader import BackendReader
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.keys import range_for_server
 from arroyo_dagster.state.model.layout import JobPaths
@@ -254,7 +254,7 @@ def missing_object(
     """Return the error for an object of an epoch that is missing: the epoch was collected, or the
     state is damaged.
     """
-    epochs = BackendReader(store, paths).epochs()
+    epochs = CheckpointTree(store, paths).epochs()
     newest = epochs[-1] if epochs else None
     if epoch not in epochs:
         newest_text = "the job has none any more" if newest is None else f"the newest is {newest}"

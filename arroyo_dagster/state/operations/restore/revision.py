@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, encode_pairs
-from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.backend import ParquetBackend, writer_lease
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.metadata.publisher import publish_carried, writer_lease
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -131,8 +130,7 @@ def publish_revision(
                 raise _changed(paths, base.epoch)
             writer = RevisionWriter(backend, Epoch(base.epoch + 1), clock())
             content = revise(base, writer)
-            publish_carried(
-                backend,
+            backend.publish_carried(
                 base,
                 content.operators,
                 epoch=writer.epoch,

@@ -15,9 +15,9 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.backend import ParquetBackend, writer_lease
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
-from arroyo_dagster.state.metadata.publisher import publish_carried, writer_lease
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -37,7 +37,6 @@ from arroyo_dagster.state.operations.catalog.footers import Footers
 from arroyo_dagster.state.operations.catalog.jobs import (
     EpochSummary,
     list_epochs,
-    newest_generation,
 )
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
@@ -165,7 +164,7 @@ def _epoch_facts(paths: JobPaths, one: EpochSummary, *, owns: bool) -> EpochFact
 
 def _generation(store: ObjectStore, paths: JobPaths) -> WorkerGeneration | None:
     try:
-        return newest_generation(store, paths)
+        return CheckpointTree(store, paths).fence()
     except FormatError:
         return None
 
@@ -308,8 +307,7 @@ def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:
     target = backend.prepare_checkpoint_load(plan.epoch)
     check_same(plan, replace(plan, epoch=target.epoch, ref=target.ref))
     min_epoch = max(target.min_epoch, *_min_epochs(backend, plan))
-    published = publish_carried(
-        backend,
+    published = backend.publish_carried(
         target,
         target.operators,
         epoch=plan.publishes,

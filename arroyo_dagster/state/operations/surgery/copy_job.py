@@ -34,6 +34,7 @@ from arroyo_dagster.state.metadata.lease import (
     LeaseOptions,
     lease,
 )
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import (
     CheckpointState,
@@ -46,7 +47,6 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import Packed, StoredObject
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome, CopyPlan
-from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.pins import may_be_going, note_expired, put_pins, release
@@ -204,7 +204,7 @@ def _whole(one: EpochRoot) -> bool:
 
 def _at_rest(store: ObjectStore, paths: JobPaths, head: EpochRoot) -> bool:
     newest = ParquetBackend(store, paths).load_checkpoint_metadata(head.epoch)
-    return is_at_rest(newest, newest_generation(store, paths))
+    return is_at_rest(newest, CheckpointTree(store, paths).fence())
 
 
 def _beside(store: ObjectStore, paths: JobPaths) -> Iterator[StatePath]:

@@ -24,9 +24,8 @@ from arroyo_dagster.state.codec.records import (
     decode_generation_manifest,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.lease import Leased
-from arroyo_dagster.state.metadata.reader import legacy_head
+from arroyo_dagster.state.metadata.tree import CheckpointTree, legacy_head
 from arroyo_dagster.state.model.changes import ChangeKind, JobHead
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -404,7 +403,7 @@ def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> Em
             path=path,
             next_step="rebuild it with `arroyo-state rebuild`, or restore it from a copy",
         )
-    epoch = max(EpochFinder(store, paths).checkpoint_dirs(number), default=Epoch(1))
+    epoch = max(CheckpointTree(store, paths).checkpoint_dirs(number), default=Epoch(1))
     left = paths.manifest(number, epoch)
     if store.head(left) is not None:
         raise InputError(

@@ -13,9 +13,9 @@ from typing import Any
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
 from arroyo_dagster.state.metadata.objects import MetadataReader, decode_by_name
-from arroyo_dagster.state.metadata.reader import as_checkpoint, cut_objects, legacy_checkpoint
+from arroyo_dagster.state.metadata.restorable import cut_objects
+from arroyo_dagster.state.metadata.tree import CheckpointTree, as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -206,7 +206,7 @@ def _protocol(
 
 def _read_generations(reader: _Reader) -> tuple[WorkerGeneration, ...]:
     paths = reader.paths
-    numbers = sorted(EpochFinder(reader.store, paths).generation_dirs())
+    numbers = sorted(CheckpointTree(reader.store, paths).generation_dirs())
     reader.read_all([paths.current_generation], records.decode_current_generation)
     manifests = (paths.generation_manifest(number) for number in numbers)
     reader.read_all(manifests, records.decode_generation_manifest)

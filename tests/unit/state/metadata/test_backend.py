@@ -34,7 +34,7 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.metadata.backend import Published
+from arroyo_dagster.state.metadata.backing_store import Published
 from arroyo_dagster.state.model.sizes import OBJECT, SizeLimit
 from arroyo_dagster.state.storage import store as object_store
 from tests.faulty_stores import Crash, FaultInjecting

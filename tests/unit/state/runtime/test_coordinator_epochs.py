@@ -40,6 +40,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
 from arroyo_dagster.state.codec.records import decode_epoch_record
+from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from arroyo_dagster.state.metadata.lease import newest_lease
 from arroyo_dagster.state.model.checkpoints import Manifest
 from arroyo_dagster.state.model.compaction import CompactionRecord, Merged
@@ -626,16 +627,15 @@ def test_epoch_that_a_live_run_publishes_while_another_starts_is_looked_at_too(
     monkeypatch.setattr(StartChecks, "check_restorable", noting)
     JobRun.start(store, made).close()
     assert checked == [2]
-    start = StateBackend.start
+    start = ProtocolBackend.start
 
-    def late(self: StateBackend) -> Any:
-        monkeypatch.setattr(StateBackend, "start", start)
+    def late(self: ProtocolBackend) -> Any:
+        monkeypatch.setattr(ProtocolBackend, "start", start)
         run_on(store, made, 1)
         return start(self)
 
-    monkeypatch.setattr(StateBackend, "start", late)
+    monkeypatch.setattr(ProtocolBackend, "start", late)
     with contextlib.closing(JobRun.start(store, made)) as run:
-        assert run.base is not None
         assert run.base.epoch == 3
     assert checked == [2, 2, 2, 3]  # the other run checks epoch 2, too
 

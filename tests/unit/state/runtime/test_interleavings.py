@@ -27,7 +27,7 @@ from arroyo_dagster.state import (
     PipelineId,
     StatePath,
 )
-from arroyo_dagster.state.metadata.reader import as_checkpoint
+from arroyo_dagster.state.metadata.tree import as_checkpoint
 from tests.formats import Manifest, records
 from tests.stores import DeleteOutcome, Listing, ObjectInfo, Wrapper
 

@@ -10,8 +10,7 @@ import pytest
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state import StatePath
-from arroyo_dagster.state.metadata.expiry import delete_all
-from arroyo_dagster.state.storage.failures import delete_step, lasts
+from arroyo_dagster.state.storage.failures import delete_all, delete_step, lasts
 from tests.stores import LocalDiskStore
 
 P = StatePath

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
+from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.changes import ChangeRecord
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -31,7 +32,6 @@ from arroyo_dagster.state.model.surgery.plans import (
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import newest_generation
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.restore.revision import OTHER_REVISIONS
 from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
@@ -328,7 +328,7 @@ def rest_of(
     In the protocol layout the edit fences a run that is active all the same, and in the legacy
     layout it takes the lease that every run holds: the state is safe even if the evidence is wrong.
     """
-    rest = is_at_rest(base, newest_generation(store, paths))
+    rest = is_at_rest(base, CheckpointTree(store, paths).fence())
     if facts.condition is not JobCondition.UNKNOWN:
         evidence = f"{facts.condition.value}, by {facts.source}"
         rest = facts.condition.at_rest

@@ -8,7 +8,6 @@ be passes verification.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +22,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
-from arroyo_dagster.state.metadata.reader import legacy_checkpoint, legacy_head
+from arroyo_dagster.state.metadata.tree import legacy_checkpoint, legacy_head
 from arroyo_dagster.state.model.changes import ChangeKind, JobHead
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -209,7 +208,8 @@ def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
     if epoch is None and epochs:
         return epochs[-1]
     if epoch is not None:
-        epochs = _epochs_with_objects(backend)
+        # A record, or a directory of any worker generation: either may be what is left.
+        epochs = sorted({*epochs, *(number for _, number in backend.directories())})
     if epoch is None or epoch not in epochs:
         raise NotFoundError(
             "the job has no checkpoint" if epoch is None else "the job has no such epoch",
@@ -218,14 +218,6 @@ def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
             next_step="`arroyo-state epochs` lists those that exist; name one: `rebuild JOB EPOCH`",
         )
     return Epoch(epoch)
-
-
-def _epochs_with_objects(backend: ParquetBackend) -> list[Epoch]:
-    """Return the epochs that have a record, or a directory of any worker generation."""
-    if backend.paths.layout is Layout.LEGACY:
-        return backend.checkpoint_dirs()
-    directories = map(backend.checkpoint_dirs, backend.generation_dirs())
-    return sorted({*backend.epochs(), *itertools.chain.from_iterable(directories)})
 
 
 def find_damaged_job(store: ObjectStore, name: str) -> JobPaths:

@@ -17,8 +17,7 @@ from typing import TypeVar
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec import metadata, records
 from arroyo_dagster.state.codec.derived import encode
-from arroyo_dagster.state.metadata.epoch_finder import EpochFinder
-from arroyo_dagster.state.metadata.reader import as_checkpoint
+from arroyo_dagster.state.metadata.tree import CheckpointTree, as_checkpoint
 from arroyo_dagster.state.model.changes import JobHead
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -127,7 +126,7 @@ class ReadableObjects:
 
     def _directories(self, number: WorkerGeneration) -> list[Epoch]:
         """Return the epochs of which a worker generation has files, ascending."""
-        return EpochFinder(self.store, self.paths).checkpoint_dirs(number)
+        return CheckpointTree(self.store, self.paths).checkpoint_dirs(number)
 
     @cached_property
     def _fence_number(self) -> WorkerGeneration | None:
