@@ -215,12 +215,13 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
             job=paths.root,
             next_step="stop it with a checkpoint in Arroyo's UI or through its REST API",
         )
-    number: int | None = CheckpointTree(store, paths).fence()
+    started = CheckpointTree(store, paths).fence()
+    number: int | None = started
     # In the legacy layout a run leaves no trace before its first epoch: ask, it does no harm.
     at_rest = (
         paths.layout is Layout.PROTOCOL
         and newest.newest is not None
-        and is_at_rest(newest.newest, number)
+        and is_at_rest(newest.newest, started)
     )
     if not at_rest:
         number = request_stop(store, paths, wall_clock())
