@@ -70,9 +70,12 @@ class Diagnostics:
         self._warnings: dict[Diagnostic, None] = {}
         self._softened = False
 
-    def add(self, diagnostic_at: Diagnostic) -> None:
-        """Add an error; an equal one is kept once. Inside `softened`, it becomes a warning."""
-        if self._softened:
+    def add(self, diagnostic_at: Diagnostic, *, softened: bool = True) -> None:
+        """Add an error; an equal one is kept once.
+
+        Inside the block of `softened`, it becomes a warning, unless `softened` is False here.
+        """
+        if self._softened and softened:
             self.warn(diagnostic_at)
         elif len(self._found) < MOST_DIAGNOSTICS:
             self._found[diagnostic_at] = None

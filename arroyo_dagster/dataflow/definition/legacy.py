@@ -34,7 +34,7 @@ def _with(node: Node, **members: Node | None) -> Node:
 
 
 def _list(holder: Node, key: str, items: tuple[Node, ...]) -> Node:
-    return Node(joined(holder.path, key), holder.line, holder.column, items)
+    return replace(holder, path=joined(holder.path, key), value=items)
 
 
 def _service(node: Node) -> Node:
@@ -79,7 +79,7 @@ def _unpacked(node: Node, transforms: Node) -> Node:
             assert block is not None
             items += block.items
             for name, entry in block.members.items():
-                named = Node(joined(entry.path, "name"), entry.line, entry.column, name)
+                named = replace(entry, path=joined(entry.path, "name"), value=name)
                 items.append(_with(entry, name=named) if entry.members else entry)
         node = _with(node, states=_list(node, "states", tuple(items)))
     steps = transforms.get("steps")
@@ -122,7 +122,7 @@ def _slots(
     members = {name: step for name, step in slots.items() if step is not None}
     if not members:
         return None
-    made = Node(joined(node.path, key), node.line, node.column, dict(members))
+    made = replace(node, path=joined(node.path, key), value=members, key_places={})
     return _with(made, transforms=_list(made, "transforms", inside) if inside else None)
 
 

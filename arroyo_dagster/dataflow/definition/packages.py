@@ -18,7 +18,6 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateDef,
     StateForm,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_ID
 from arroyo_dagster.dataflow.definition.names import engine_table_error
 from arroyo_dagster.dataflow.definition.reading_services import names_of
@@ -54,11 +53,9 @@ class ImportReader:
 
     def __init__(
         self,
-        diagnostics: Diagnostics,
         packages: Mapping[str, Package] | None,
         local: Mapping[str, TypeDef | None],
     ) -> None:
-        self._mistakes = diagnostics
         self._packages = packages
         self._local = {same_name(name): one for name, one in local.items()}
         self._imported = Imported()
@@ -78,7 +75,7 @@ class ImportReader:
             return None
         if not re.match(PACKAGE_ID, pkg.text):
             message = f"pkg `{pkg.text}` is not of the form <namespace>/<name>@<version>"
-            self._mistakes.add(pkg.diagnostic_at("E06", message))
+            pkg.report("E06", message)
             return None
         functions = node.get("functions")
         return ImportDef(
@@ -96,8 +93,7 @@ class ImportReader:
         package = None if self._packages is None else self._packages.get(one.package)
         if package is None:
             if self._packages is not None:
-                self._add(
-                    node,
+                node.report(
                     "E35",
                     f"package `{one.package}` not found: name its folder in `path` of the import "
                     "or in the `dev` section; no hub is supported",
@@ -115,13 +111,10 @@ class ImportReader:
         for function in one.functions:
             self._function(node, package, function)
 
-    def _add(self, node: Node, number: str, message: str) -> None:
-        self._mistakes.add(node.diagnostic_at(number, message))
-
     def _type(self, node: Node, package: Package, name: str) -> None:
         found = _type_of(package, name)
         if found is None:
-            self._add(node, "E23", f"Referenced type `{name}` not found in package `{package.id}`")
+            node.report("E23", f"Referenced type `{name}` not found in package `{package.id}`")
             return
         self._bind(node, package, name, found)
         for inner in sorted(names_in(found)):
@@ -136,8 +129,7 @@ class ImportReader:
         local = self._local.get(same_name(name), declared)
         before = self._imported.types.get(name) or declared
         if local != declared or before != declared:
-            self._add(
-                node,
+            node.report(
                 "E32",
                 f"`{name}` of package `{package.id}` conflicts with another definition of the "
                 "name; rename one",
@@ -147,7 +139,7 @@ class ImportReader:
     def _state(self, node: Node, package: Package, name: str) -> None:
         state = package.states.get(name)
         if state is None:
-            self._add(node, "E31", f"state `{name}` not found in package `{package.id}`")
+            node.report("E31", f"state `{name}` not found in package `{package.id}`")
             return
         self._imported.states.add(name)
         if state.declared is not None:
@@ -159,17 +151,14 @@ class ImportReader:
     def _function(self, node: Node, package: Package, wanted: FunctionImport) -> None:
         found = package.functions.get(wanted.name)
         if found is None:
-            self._add(
-                node,
+            node.report(
                 "E33",
                 f"function `{wanted.name}` not found in package `{package.id}`; it has "
                 f"{', '.join(sorted(package.functions)) or 'none'}",
             )
             return
         if found.operator == "flush":
-            self._add(
-                node, "E34", f"function `{wanted.name}`: an imported flush is not yet supported"
-            )
+            node.report("E34", f"function `{wanted.name}`: an imported flush is not yet supported")
         self._imported.functions[wanted.alias or wanted.name] = (found, package)
 
 
@@ -207,9 +196,7 @@ def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, Stat
     return found
 
 
-def inject_states(
-    service: ServiceDef, imported: Imported, node: Node, diagnostics: Diagnostics
-) -> ServiceDef:
+def inject_states(service: ServiceDef, imported: Imported, node: Node) -> ServiceDef:
     """Return the service with the states that its imported functions add (spec I2 to I4).
 
     A state that the service itself declares takes precedence; another schema is an error (E22).
@@ -222,20 +209,18 @@ def inject_states(
                 f"state `{name}` is already defined by `{service.name}`, with another shape than "
                 f"a function of package `{brought.package}` needs"
             )
-            diagnostics.add(node.diagnostic_at("E22", message, key="states"))
+            node.report("E22", message, key="states")
         taken = engine_table_error(name, windowed=brought.window is not None)
         if taken is not None and declared is brought:
             message = f"a function of package `{brought.package}` adds it: {taken}"
-            diagnostics.add(node.diagnostic_at("E21", message))
+            node.report("E21", message)
     return replace(service, states=states)
 
 
-def check_one_owner(
-    services: Mapping[str, ServiceDef], nodes: Mapping[str, Node], diagnostics: Diagnostics
-) -> None:
+def check_one_owner(services: Mapping[str, ServiceDef], nodes: Mapping[str, Node]) -> None:
     """Report states that imported functions add to a service if another service owns the table.
 
-    `Linking` checks the states that services declare themselves.
+    `link` checks the states that services declare themselves.
     """
     owned = [
         state
@@ -254,7 +239,7 @@ def check_one_owner(
             f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
             f"`{state.owner}` to read that one, or use the function in one service"
         )
-        diagnostics.add(nodes[state.owner].diagnostic_at("E22", message, key="states"))
+        nodes[state.owner].report("E22", message, key="states")
 
 
 def _owned(state: StateDef, service: ServiceDef, package: Package) -> StateDef:

@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -35,7 +35,7 @@ MOST_NODES = 20_000
 MOST_LEVELS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Node:
     """One value of the document.
 
@@ -45,6 +45,7 @@ class Node:
         value: a scalar, the nodes of a sequence, or the nodes of a mapping by key.
         key_places: the line and column of each key of a mapping.
         spellings: the members that readers may ask for, each with its spellings; None = any.
+        diagnostics: collects the errors of the document.
     """
 
     path: str
@@ -53,6 +54,21 @@ class Node:
     value: Scalar | tuple[Node, ...] | dict[str, Node]
     key_places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     spellings: Mapping[str, tuple[str, ...]] | None = None
+    diagnostics: Diagnostics = field(default_factory=Diagnostics, repr=False)
+
+    def report(
+        self, number: str, message: str, *, key: str | None = None, softened: bool = True
+    ) -> None:
+        """Report an error as `diagnostic_at` describes it.
+
+        Args:
+            softened: whether `Diagnostics.softened` applies to it.
+        """
+        self.diagnostics.add(self.diagnostic_at(number, message, key=key), softened=softened)
+
+    def warn(self, rule: str, message: str, *, key: str | None = None) -> None:
+        """Add a warning at this node, or at a key of this mapping."""
+        self.diagnostics.warn(self.diagnostic_at(rule, message, key=key))
 
     def get(self, key: str) -> Node | None:
         """Return a member; None if this is not a mapping, or the member is absent or null.
@@ -83,6 +99,11 @@ class Node:
     def items(self) -> tuple[Node, ...]:
         """The nodes of a sequence; empty if this is not a sequence."""
         return self.value if isinstance(self.value, tuple) else ()
+
+    def listed(self, key: str) -> tuple[Node, ...]:
+        """The nodes of a member that is a sequence; empty if it is not one."""
+        member = self.get(key)
+        return () if member is None else member.items
 
     @property
     def text(self) -> str | None:
@@ -301,55 +322,39 @@ class _Placing:
     """Sets the path of every node. It may recurse, since the depth is already bounded."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
-        self._mistakes = diagnostics
+        self._diagnostics = diagnostics
 
     def placed(self, raw: _Raw, path: str = "") -> Node:
+        node = Node(path, raw.line, raw.column, raw.value, diagnostics=self._diagnostics)
         if raw.pairs is not None:
-            return self._mapping(raw, raw.pairs, path)
-        node = Node(path, raw.line, raw.column, None)
-        if raw.is_list:
-            items = (self.placed(one, f"{path}[{at}]") for at, one in enumerate(raw.value))
-            return replace(node, value=tuple(items))
-        return replace(node, value=raw.value)
-
-    def _mapping(self, raw: _Raw, pairs: list[tuple[_Raw, _Raw]], path: str) -> Node:
-        members: dict[str, Node] = {}
-        places: dict[str, tuple[int, int]] = {}
-        node = Node(path, raw.line, raw.column, members, places)
-        for key, value in pairs:
-            name = self._key(key, path)
-            if name is None:
-                continue
-            if name in members:
-                first = places[name][0]
-                self._mistakes.add(
-                    Diagnostic(
-                        line=key.line,
-                        column=key.column,
-                        path=joined(path, name),
-                        number="E03",
-                        message=f"duplicate key `{name}`, first given in line {first}",
-                    )
-                )
-                continue
-            places[name] = (key.line, key.column)
-            members[name] = self.placed(value, joined(path, name))
+            self._put_members(node, raw.pairs)
+        elif raw.is_list:
+            items = (self.placed(item, f"{path}[{index}]") for index, item in enumerate(raw.value))
+            node.value = tuple(items)
         return node
 
-    def _key(self, key: _Raw, path: str) -> str | None:
-        value = None if key.is_list or key.pairs is not None else key.value
-        if isinstance(value, str):
-            return value
-        self._mistakes.add(
-            Diagnostic(
-                line=key.line,
-                column=key.column,
-                path=path,
-                number="E04",
-                message="expected text as the key of a mapping; put it in quotes",
-            )
+    def _put_members(self, node: Node, pairs: list[tuple[_Raw, _Raw]]) -> None:
+        members: dict[str, Node] = {}
+        places: dict[str, tuple[int, int]] = {}
+        node.value, node.key_places = members, places
+        for key, value in pairs:
+            name = key.value
+            if not isinstance(name, str):
+                message = "expected text as the key of a mapping; put it in quotes"
+                self._report(key, node.path, "E04", message)
+                continue
+            path = joined(node.path, name)
+            if name in members:
+                message = f"duplicate key `{name}`, first given in line {places[name][0]}"
+                self._report(key, path, "E03", message)
+                continue
+            places[name] = (key.line, key.column)
+            members[name] = self.placed(value, path)
+
+    def _report(self, key: _Raw, path: str, number: str, message: str) -> None:
+        Node(path, key.line, key.column, None, diagnostics=self._diagnostics).report(
+            number, message
         )
-        return None
 
 
 # ---- the values of plain scalars in YAML 1.2 -----------------------------------------------------

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.dataflow.definition import grammar
+from arroyo_dagster.dataflow.definition import grammar, shapes
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.shapes import (
     Both,
     ByName,
-    Conformity,
     CustomShape,
     Either,
     Many,
@@ -22,6 +21,7 @@ from arroyo_dagster.dataflow.definition.shapes import (
     Named,
     Shape,
     Variants,
+    check,
     text_of,
 )
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
@@ -169,8 +169,6 @@ def tables(*shapes: Shape) -> dict[int, MappingShape]:
     rest = list(shapes)
     while rest:
         shape = rest.pop()
-        if isinstance(shape, Named):
-            shape = grammar.GRAMMAR[shape.name]
         if isinstance(shape, MappingShape) and id(shape) not in found:
             found[id(shape)] = shape
             rest += [one.shape for one in shape.fields.values()]
@@ -180,18 +178,18 @@ def tables(*shapes: Shape) -> dict[int, MappingShape]:
             rest += shape.shapes
         elif isinstance(shape, Many | ByName):
             rest.append(shape.of)
-        elif isinstance(shape, CustomShape):
+        elif isinstance(shape, CustomShape | Named):
             rest.append(shape.shape)
     return found
 
 
 TABLES = tables(grammar.DATAFLOW, grammar.PACKAGE)
-OF_A_TYPE = {id(one) for one in (*grammar.TYPE.by_type.values(), grammar.TYPE.otherwise)}
+OF_A_TYPE = {id(one) for one in (*grammar.TYPES.by_type.values(), grammar.TYPES.otherwise)}
 
 
 def member(table: MappingShape, name: str) -> Member:
     """A member; what every type may have is one member for all types."""
-    common = name in grammar.MEMBER_FIELDS and id(table) in OF_A_TYPE
+    common = name.replace("-", "_") in grammar.MEMBER_FIELDS and id(table) in OF_A_TYPE
     return (0 if common else id(table)), name
 
 
@@ -210,20 +208,20 @@ class Log:
         self.present: set[Member] = set()
         self.places: set[tuple[str, str]] = set()
         self.read: set[tuple[str, str]] = set()
-        bind, spelled = Conformity._with_members, Node._spelled
+        check_members, spelled = shapes._check_members, Node._spelled
 
-        def with_members(conformity: Conformity, node: Node, known: list[MappingShape]) -> Node:
-            for table in known:
+        def checked(node: Node, known: list[tuple[MappingShape, bool]]) -> None:
+            for table, _ in known:
                 for name in table.fields.keys() & node.members.keys():
                     self.present.add(member(table, name))
                     self.places.add((node.path, name))
-            return bind(conformity, node, known)
+            check_members(node, known)
 
         def asked(node: Node, key: str) -> tuple[str, ...]:
             self.read.add((node.path, key))
             return spelled(node, key)
 
-        monkeypatch.setattr(Conformity, "_with_members", with_members)
+        monkeypatch.setattr(shapes, "_check_members", checked)
         monkeypatch.setattr(Node, "_spelled", asked)
 
 
@@ -259,7 +257,8 @@ def test_every_member_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reader_gets_no_member_that_the_grammar_lacks() -> None:
     root = read_tree("meta: {name: n}", Diagnostics())
     assert root is not None
-    meta = Conformity(grammar.GRAMMAR, Diagnostics()).bound(root, grammar.DATAFLOW).get("meta")
+    check(root, grammar.DATAFLOW)
+    meta = root.get("meta")
     assert meta is not None
     assert text_of(meta, "name") == "n"
     with pytest.raises(LookupError, match="no member `nmae` at `meta`"):
