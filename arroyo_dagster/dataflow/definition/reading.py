@@ -27,7 +27,6 @@ from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidD
 from arroyo_dagster.dataflow.definition.legacy import modernised
 from arroyo_dagster.dataflow.definition.packages import (
     Imported,
-    ImportReader,
     check_one_owner,
     inject_states,
     states_of_imports,
@@ -137,8 +136,10 @@ class _DefinitionReader:
         """Return arguments of `Document`, the result of the imports, and the types in scope."""
         section = self._root.get("types")
         types = {} if section is None else read_declared(section)
+        imported = Imported({same_name(name): declared for name, declared in types.items()})
         with self._diagnostics.softened(self._lenient):
-            imported = ImportReader(self._packages, types).read(self._root.listed("imports"))
+            for node in self._root.listed("imports"):
+                imported.read(node, self._packages)
         scope = Scope.of(types, imported.types)
         for name, declared in types.items():
             for problem in _unresolved(declared, scope):

@@ -128,13 +128,11 @@ class Node:
 
         The message names an unknown member that is probably meant by an absent key.
         """
-        if key is None:
-            return Diagnostic(
-                line=self.line, column=self.column, path=self.path, number=number, message=message
-            )
-        line, column = self.key_places.get(key, (self.line, self.column))
-        message += "" if key in self.members else self.misspelling_of(key)
-        path = joined(self.path, key)
+        line, column, path = self.line, self.column, self.path
+        if key is not None:
+            line, column = self.key_places.get(key, (line, column))
+            message += "" if key in self.members else self.misspelling_of(key)
+            path = joined(path, key)
         return Diagnostic(line=line, column=column, path=path, number=number, message=message)
 
     def misspelling_of(self, *keys: str) -> str:
@@ -172,57 +170,50 @@ def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
     Returns:
         The root; None if the text cannot be parsed, with the reason in `diagnostics`.
     """
-    if len(text) > MOST_CHARACTERS:
-        diagnostics.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))
-        return None
-    builder = _Builder()
     try:
-        root = builder.build(text)
+        if len(text) > MOST_CHARACTERS:
+            raise _RefusedError(1, 1, f"the text is longer than {MOST_CHARACTERS} characters")
+        root = _Builder().build(text)
     except _RefusedError as error:
-        diagnostics.add(error.diagnostic_at)
+        line, column, message = error.args
+        Node("", line, column, None, diagnostics=diagnostics).report("E04", message)
         return None
-    if root is None:
-        diagnostics.add(_at(1, 1, "the document is empty; expected a mapping"))
-        return None
-    return _Placing(diagnostics).placed(root)
+    return _placed(root, "", diagnostics)
 
 
 @dataclass(slots=True)
 class _Raw:
-    """A node without its path, since aliases can place one node at several paths."""
+    """A node without its path, since aliases can place one node at several paths.
+
+    Attributes:
+        value: a scalar, the items of a sequence, or the keys and values of a mapping in turn.
+        size, depth: how many nodes it has with those inside, and how deep they are nested.
+        closed: whether it is complete.
+    """
 
     line: int
     column: int
-    value: Any = None
-    is_list: bool = False
-    pairs: list[tuple[_Raw, _Raw]] | None = None
+    value: Any
+    is_mapping: bool = False
     size: int = 1
     depth: int = 1
     closed: bool = False
 
 
 class _RefusedError(Exception):
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(message)
-        self.diagnostic_at = _at(line, column, message)
-
-
-def _at(line: int, column: int, message: str) -> Diagnostic:
-    return Diagnostic(line=line, column=column, path="", number="E04", message=message)
+    """The text is not one document within the limits: its line, its column, a message."""
 
 
 class _Builder:
     """Builds a tree from the parser's events, and counts nodes at each use of an alias."""
 
     def __init__(self) -> None:
-        self._open: list[_Raw] = []
-        self._keys: list[_Raw | None] = []
+        self._open: list[_Raw] = [_Raw(1, 1, [])]
         self._anchors: dict[str, _Raw] = {}
-        self._root: _Raw | None = None
         self._documents = 0
         self._nodes = 0
 
-    def build(self, text: str) -> _Raw | None:
+    def build(self, text: str) -> _Raw:
         for event in _events(text):
             mark = event.start_mark
             line, column = mark.line + 1, mark.column + 1
@@ -232,31 +223,34 @@ class _Builder:
                     raise _RefusedError(line, column, "a second document; expected one")
             elif isinstance(event, MappingEndEvent | SequenceEndEvent):
                 raw = self._open.pop()
-                self._keys.pop()
                 raw.closed = True
                 self._put(raw)
             elif isinstance(event, AliasEvent):
                 self._put(self._aliased(event, line, column))
             elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent):
                 self._begin(event, line, column)
-        return self._root
+        if not self._open[0].value:
+            raise _RefusedError(1, 1, "the document is empty; expected a mapping")
+        root: _Raw = self._open[0].value[0]
+        return root
 
     def _begin(self, event: Any, line: int, column: int) -> None:
         self._count(1, line, column)
         if isinstance(event, ScalarEvent):
             raw = _Raw(line, column, _resolved(event, line, column), closed=True)
         else:
-            is_list = isinstance(event, SequenceStartEvent)
-            raw = _Raw(line, column, [], is_list=is_list, pairs=None if is_list else [])
+            raw = _Raw(line, column, [], is_mapping=isinstance(event, MappingStartEvent))
         if event.anchor is not None:
             self._anchors[event.anchor] = raw
         if raw.closed:
             self._put(raw)
             return
-        if len(self._open) >= MOST_LEVELS:
-            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
+        self._check_depth(1, line, column)
         self._open.append(raw)
-        self._keys.append(None)
+
+    def _check_depth(self, more: int, line: int, column: int) -> None:
+        if len(self._open) - 1 + more > MOST_LEVELS:
+            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
 
     def _count(self, more: int, line: int, column: int) -> None:
         self._nodes += more
@@ -271,25 +265,15 @@ class _Builder:
             raise _RefusedError(line, column, f"alias *{event.anchor} has no anchor before it")
         if not raw.closed:
             raise _RefusedError(line, column, f"alias *{event.anchor} lies in its own anchor")
-        if len(self._open) + raw.depth > MOST_LEVELS:
-            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
+        self._check_depth(raw.depth, line, column)
         self._count(raw.size, line, column)
         return raw
 
     def _put(self, raw: _Raw) -> None:
-        if not self._open:
-            self._root = raw
-            return
         parent = self._open[-1]
         parent.size += raw.size
         parent.depth = max(parent.depth, raw.depth + 1)
-        if parent.pairs is None:
-            parent.value.append(raw)
-        elif (key := self._keys[-1]) is None:
-            self._keys[-1] = raw
-        else:
-            parent.pairs.append((key, raw))
-            self._keys[-1] = None
+        parent.value.append(raw)
 
 
 def _events(text: str) -> Iterator[Any]:
@@ -318,43 +302,33 @@ def _resolved(event: Any, line: int, column: int) -> Scalar:
         raise _RefusedError(line, column, f"{event.value!r} is no {tag}") from None
 
 
-class _Placing:
-    """Sets the path of every node. It may recurse, since the depth is already bounded."""
+def _placed(raw: _Raw, path: str, diagnostics: Diagnostics) -> Node:
+    """Return a node with its path. It may recurse, since the depth is already bounded."""
+    node = Node(path, raw.line, raw.column, raw.value, diagnostics=diagnostics)
+    if raw.is_mapping:
+        _put_members(node, raw.value)
+    elif isinstance(raw.value, list):
+        items = enumerate(raw.value)
+        node.value = tuple(_placed(item, f"{path}[{index}]", diagnostics) for index, item in items)
+    return node
 
-    def __init__(self, diagnostics: Diagnostics) -> None:
-        self._diagnostics = diagnostics
 
-    def placed(self, raw: _Raw, path: str = "") -> Node:
-        node = Node(path, raw.line, raw.column, raw.value, diagnostics=self._diagnostics)
-        if raw.pairs is not None:
-            self._put_members(node, raw.pairs)
-        elif raw.is_list:
-            items = (self.placed(item, f"{path}[{index}]") for index, item in enumerate(raw.value))
-            node.value = tuple(items)
-        return node
-
-    def _put_members(self, node: Node, pairs: list[tuple[_Raw, _Raw]]) -> None:
-        members: dict[str, Node] = {}
-        places: dict[str, tuple[int, int]] = {}
-        node.value, node.key_places = members, places
-        for key, value in pairs:
-            name = key.value
-            if not isinstance(name, str):
-                message = "expected text as the key of a mapping; put it in quotes"
-                self._report(key, node.path, "E04", message)
-                continue
-            path = joined(node.path, name)
-            if name in members:
-                message = f"duplicate key `{name}`, first given in line {places[name][0]}"
-                self._report(key, path, "E03", message)
-                continue
-            places[name] = (key.line, key.column)
-            members[name] = self.placed(value, path)
-
-    def _report(self, key: _Raw, path: str, number: str, message: str) -> None:
-        Node(path, key.line, key.column, None, diagnostics=self._diagnostics).report(
-            number, message
-        )
+def _put_members(node: Node, keys_and_values: list[_Raw]) -> None:
+    members: dict[str, Node] = {}
+    places: dict[str, tuple[int, int]] = {}
+    node.value, node.key_places = members, places
+    for key, value in zip(keys_and_values[::2], keys_and_values[1::2], strict=True):
+        name = key.value
+        at_key = Node(node.path, key.line, key.column, None, diagnostics=node.diagnostics)
+        if not isinstance(name, str):
+            at_key.report("E04", "expected text as the key of a mapping; put it in quotes")
+            continue
+        at_key.path = joined(node.path, name)
+        if name in members:
+            at_key.report("E03", f"duplicate key `{name}`, first given in line {places[name][0]}")
+            continue
+        places[name] = (key.line, key.column)
+        members[name] = _placed(value, at_key.path, node.diagnostics)
 
 
 # ---- the values of plain scalars in YAML 1.2 -----------------------------------------------------
