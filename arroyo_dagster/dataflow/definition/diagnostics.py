@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from arroyo_dagster.errors import DefinitionError
 
@@ -156,20 +157,13 @@ class InvalidDefinition(DefinitionError):
         return f"{where}{self.message}\nNext: {self.next_step}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuilt, (self.what, self.diagnostics, self.facts.get("file"), self.warnings))
+        file = str(self.facts["file"]) if "file" in self.facts else None
+        rebuilt = partial(InvalidDefinition, file=file, warnings=self.warnings)
+        return (rebuilt, (self.what, self.diagnostics))
 
     def with_file(self, file: str) -> InvalidDefinition:
         """Return the same error with the path of the file."""
         return InvalidDefinition(self.what, self.diagnostics, file=file, warnings=self.warnings)
-
-
-def _rebuilt(
-    what: str,
-    diagnostics: tuple[Diagnostic, ...],
-    file: str | None,
-    warnings: tuple[Diagnostic, ...] = (),
-) -> InvalidDefinition:
-    return InvalidDefinition(what, diagnostics, file=file, warnings=warnings)
 
 
 _OBJECTS = {

@@ -24,7 +24,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     TopicDef,
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
-from arroyo_dagster.dataflow.definition.legacy import modernised
+from arroyo_dagster.dataflow.definition.legacy import modernise
 from arroyo_dagster.dataflow.definition.packages import (
     Imported,
     check_one_owner,
@@ -96,7 +96,9 @@ class _DefinitionReader:
             grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
         )
         self._lenient = legacy and self._version not in self._supported
-        self._root = modernised(root) if legacy else root
+        self._root = root
+        if legacy:
+            modernise(root)
 
     def document(self) -> Dataflow | Package:
         with self._diagnostics.softened(self._lenient):
