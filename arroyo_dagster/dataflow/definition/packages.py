@@ -21,9 +21,8 @@ from arroyo_dagster.dataflow.definition.definition import (
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_ID
 from arroyo_dagster.dataflow.definition.names import engine_table_error
 from arroyo_dagster.dataflow.definition.reading_services import names_of
-from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import text_of
-from arroyo_dagster.dataflow.definition.types import TypeDef, names_in, same_name
+from arroyo_dagster.dataflow.definition.types import Scope, TypeDef, names_in, same_name
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 

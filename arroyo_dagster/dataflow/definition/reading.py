@@ -34,9 +34,8 @@ from arroyo_dagster.dataflow.definition.packages import (
 from arroyo_dagster.dataflow.definition.reading_services import ServiceReader, kept, read_function
 from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader, States, link
 from arroyo_dagster.dataflow.definition.reading_types import read_declared, read_type
-from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import check, text_of
-from arroyo_dagster.dataflow.definition.types import NamedType, TypeDef, names_in, same_name
+from arroyo_dagster.dataflow.definition.types import NamedType, Scope, TypeDef, names_in, same_name
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import checked_name

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from arroyo_dagster.dataflow.definition.definition import StateDef, StateForm, StateRef, ValueKind
 from arroyo_dagster.dataflow.definition.names import engine_table_error, mangled, state_accessor
 from arroyo_dagster.dataflow.definition.reading_types import read_halves, unsupported_value
-from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import optional_text, text_of
 from arroyo_dagster.dataflow.definition.types import (
     KEY_TYPES,
@@ -23,6 +22,7 @@ from arroyo_dagster.dataflow.definition.types import (
     PrimitiveType,
     RowType,
     ScalarType,
+    Scope,
     TypeDef,
     same_name,
 )
