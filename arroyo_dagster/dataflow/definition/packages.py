@@ -193,10 +193,17 @@ def inject_states(service: ServiceDef, imported: Imported, node: Node) -> Servic
     return replace(service, states=states)
 
 
-def check_one_owner(services: Mapping[str, ServiceDef], nodes: Mapping[str, Node]) -> None:
-    """Report states that imported functions add to a service if another service owns the table.
+def check_one_owner(
+    services: Mapping[str, ServiceDef],
+    nodes: Mapping[str, Node],
+    declared: Mapping[str, Mapping[str, Node]],
+) -> None:
+    """Report states whose table another service owns (E22).
 
-    `link` checks the states that services declare themselves.
+    Args:
+        services: with the states that imported functions add to them.
+        nodes: the nodes of the services.
+        declared: the nodes of the states that services declare, by service and name.
     """
     owned = [
         state
@@ -205,14 +212,23 @@ def check_one_owner(services: Mapping[str, ServiceDef], nodes: Mapping[str, Node
         if state.form is StateForm.TYPED
     ]
     first: dict[str, StateDef] = {}
-    for state in sorted(owned, key=lambda one: one.package is not None):  # stable
+    for state in sorted(owned, key=lambda state: state.package is not None):  # stable
         owner = first.setdefault(state.table, state)
-        if state.package is None or owner.owner == state.owner:
+        if owner.owner == state.owner:
+            continue
+        table = f"both are the table `{state.table}`"
+        if state.package is None:
+            message = (
+                f"state `{state.name}` is already defined by `{owner.owner}` in line "
+                f"{owner.line}: {table}; rename one, or refer "
+                f"to it with `from: {owner.owner}.{owner.name}`"
+            )
+            declared[state.owner][state.name].report("E22", message, softened=False)
             continue
         message = (
             f"state `{state.name}`, which a function of package `{state.package}` adds to "
-            f"service `{state.owner}`, is already defined by `{owner.owner}`: both are the table "
-            f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
+            f"service `{state.owner}`, is already defined by `{owner.owner}`: {table}; "
+            f"declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
             f"`{state.owner}` to read that one, or use the function in one service"
         )
         nodes[state.owner].report("E22", message, key="states")

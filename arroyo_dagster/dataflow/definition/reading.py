@@ -190,7 +190,7 @@ class _DefinitionReader:
                 declared = replace(service, states=states.whole.get(name, {}))
                 services[name] = inject_states(declared, imported, nodes[name])
                 _check_service(services[name], nodes[name], topics, schedules, scope, imported)
-            check_one_owner(services, nodes)
+            check_one_owner(services, nodes, states.named)
         return Dataflow(**head, services=services, topics=topics)
 
     def _named_members(self, key: str) -> dict[str, Node]:

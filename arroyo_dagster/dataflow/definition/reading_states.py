@@ -327,15 +327,11 @@ def _named(declared: TypeDef) -> str:
 
 
 # ---- link the states of a dataflow ---------------------------------------------------------------
-# Source: sdf-states.md 2.10; errors E16, E22.
+# Source: sdf-states.md 2.10; error E16.
 
 
 def link(states: States) -> None:
-    """Copy the owner's definition into each reference, and check that no two states share a table.
-
-    References without an owner are removed.
-    """
-    _check_owners(states)
+    """Copy the owner's definition into each reference; remove references without an owner."""
     for service, of_service in states.whole.items():
         for name, state in list(of_service.items()):
             linked = state if state.ref is None else _linked(states, service, state, state.ref)
@@ -343,21 +339,6 @@ def link(states: States) -> None:
                 del of_service[name]
             else:
                 of_service[name] = linked
-
-
-def _check_owners(states: States) -> None:
-    owners: dict[str, StateDef] = {}
-    for state in (state for of_owner in states.whole.values() for state in of_owner.values()):
-        if state.form is not StateForm.TYPED:
-            continue
-        first = owners.setdefault(state.table, state)
-        if first.owner != state.owner:
-            states.named[state.owner][state.name].report(
-                "E22",
-                f"state `{state.name}` is already defined by `{first.owner}` in line "
-                f"{first.line}: both are the table `{state.table}`; rename one, or refer "
-                f"to it with `from: {first.owner}.{first.name}`",
-            )
 
 
 def _linked(states: States, service: str, state: StateDef, ref: StateRef) -> StateDef | None:

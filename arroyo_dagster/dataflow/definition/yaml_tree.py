@@ -292,8 +292,10 @@ def _events(text: str) -> Iterator[Any]:
 def _resolved(event: Any, line: int, column: int) -> Scalar:
     tag = event.tag
     if tag is None:
-        return core_scalar(event.value) if event.implicit[0] else str(event.value)
-    convert = BY_TAG.get(str(tag).removeprefix(TAG_PREFIX)) if str(tag) != "!" else str
+        text = str(event.value)
+        plain = (convert(text) for form, convert in _CORE if form.match(text))
+        return next(plain, text) if event.implicit[0] else text
+    convert = _BY_TAG.get(str(tag).removeprefix(_TAG_PREFIX)) if str(tag) != "!" else str
     if convert is None:
         raise _RefusedError(line, column, f"unknown tag {tag}; expected none")
     try:
@@ -336,34 +338,21 @@ def _put_members(node: Node, keys_and_values: list[_Raw]) -> None:
 
 Scalar = str | int | float | bool | None
 
-TAG_PREFIX = "tag:yaml.org,2002:"
-_NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
-_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
-_INT = re.compile(r"[-+]?[0-9]+\Z")
-_BASED = re.compile(r"0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
-_INFINITE = re.compile(r"[-+]?(?:\.inf|\.Inf|\.INF)\Z")
-_NAN = re.compile(r"(?:\.nan|\.NaN|\.NAN)\Z")
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_CORE: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = tuple(
+    (re.compile(rf"(?:{pattern})\Z"), convert)
+    for pattern, convert in (
+        (r"null|Null|NULL|~|", lambda text: None),
+        (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+        (r"(?=.{1,63}\Z)[-+]?[0-9]+", int),  # a longer one is read as a float
+        (r"(?=.{1,63}\Z)(?:0o[0-7]+|0x[0-9a-fA-F]+)", lambda text: int(text, 0)),
+        (r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", float),
+        (r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", lambda text: float(text.replace(".", ""))),
+    )
+)
+"""The forms of plain scalars in the order of the schema's table; all others are text."""
 
-
-def core_scalar(text: str) -> Scalar:
-    """Resolve a plain scalar by the core schema, in the order of its table."""
-    if _NULL.match(text):
-        return None
-    if _BOOL.match(text):
-        return text.lower() == "true"
-    if _INT.match(text) and len(text) < 64:  # a longer one is read as a float
-        return int(text, 10)
-    if _BASED.match(text) and len(text) < 64:
-        return int(text, 0)
-    if _FLOAT.match(text):
-        return float(text)
-    if _INFINITE.match(text):
-        return float(text.replace(".", ""))
-    return float("nan") if _NAN.match(text) else text
-
-
-BY_TAG: dict[str, Callable[[str], Scalar]] = {
+_BY_TAG: dict[str, Callable[[str], Scalar]] = {
     "str": lambda text: text,
     "null": lambda text: None,
     "bool": lambda text: text.lower() == "true",

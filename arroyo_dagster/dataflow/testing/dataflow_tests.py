@@ -37,7 +37,6 @@ from arroyo_dagster.dataflow.testing.section import (
     as_text,
     check_expectation,
     check_known,
-    check_known_keys,
     compared,
     error_text,
     line_at,
@@ -82,11 +81,11 @@ def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
 
     def check_entry(entry: Node) -> None:
         _check_records(entry, read)
-        check_known(entry, "expect", "output topic", written)
         expected = entry.get("expect")
+        check_known(expected, "output topic", written)
         _check_keyed(expected.members.values() if expected else ())
-        check_known(entry, "expect-states", "state", states)
-        check_known(entry, "expect-failed", "service/step", steps)
+        check_known(entry.get("expect-states"), "state", states)
+        check_known(entry.get("expect-failed"), "service/step", steps)
         check_expectation(entry, _EXPECTATIONS)
 
     return [
@@ -101,7 +100,7 @@ def _check_records(entry: Node, topics: list[str]) -> None:
         if not isinstance(given.value, dict):
             given.report("E04", f"expected the records of each topic, found {given.kind}")
             continue
-        check_known_keys(given, "input topic", topics)
+        check_known(given, "input topic", topics)
         for values in given.members.values():
             if not isinstance(values.value, tuple):
                 values.report("E04", f"expected a list of records, found {values.kind}")

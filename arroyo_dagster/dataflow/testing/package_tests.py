@@ -84,7 +84,7 @@ def read_tests(package: Package, packages: Mapping[str, Package]) -> list[Packag
             said = f"the package has no function `{name.text}`; it has {listed}"
             name.report("E04", said)
         for key in ("states", "expect-states"):
-            check_known(entry, key, "state", states)
+            check_known(entry.get(key), "state", states)
         if entry.given("expect") and entry.given("expect-error"):
             said = "has both `expect` and `expect-error`; give one"
             entry.report("E04", said)

@@ -119,19 +119,12 @@ def check_expectation(entry: Node, keys: Sequence[str], *, nullable: Sequence[st
         entry.report("E04", f"expects nothing: give one of {listed}")
 
 
-def check_known(entry: Node, key: str, what: str, known: Iterable[str]) -> None:
-    """Report keys of a member that are not among the known names; `-` and `_` are equal."""
-    member = entry.get(key)
-    if member is not None:
-        check_known_keys(member, what, known)
-
-
-def check_known_keys(node: Node, what: str, known: Iterable[str]) -> None:
+def check_known(node: Node | None, what: str, known: Iterable[str]) -> None:
     """Report keys of a mapping that are not among the known names; `-` and `_` are equal."""
     names = list(known)
     same = {mangled(name) for name in names}
-    for name in node.members:
-        if mangled(name) not in same:
+    for name in () if node is None else node.members:
+        if node is not None and mangled(name) not in same:
             near = did_you_mean(name, names) or f"; there are {', '.join(names) or 'none'}"
             node.report("E04", f"there is no {what} `{name}`{near}", key=name)
 
