@@ -28,7 +28,7 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 944,
     "cli": 9_475,
-    "dataflow": 20_669,
+    "dataflow": 20_664,
     "orchestration": 9_981,
     "sdf": 41,
     "sdf_testing": 139,

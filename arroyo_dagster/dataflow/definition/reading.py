@@ -8,7 +8,7 @@ Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -62,20 +62,22 @@ def parse_document(
     Raises:
         InvalidDefinition: with all errors.
     """
-    return _DefinitionReader(text, legacy=legacy, extended=extended, packages=packages).document()
+    return DefinitionReader(text, lambda _: packages, legacy=legacy, extended=extended).document()
 
 
 _OF_PACKAGES = {"states", "functions"}
 
 
-class _DefinitionReader:
+class DefinitionReader:
+    """Reads one definition as `parse_document` does. `packages` gets the root, a mapping."""
+
     def __init__(
         self,
         text: str,
+        packages: Callable[[Node], Mapping[str, Package] | None],
         *,
         legacy: bool,
         extended: bool,
-        packages: Mapping[str, Package] | None,
     ) -> None:
         self._diagnostics = Diagnostics()
         root = read_tree(text, self._diagnostics)
@@ -89,7 +91,7 @@ class _DefinitionReader:
             known = [*grammar.DATAFLOW.fields, *_OF_PACKAGES]
             keys = {near for key in keys for near in difflib.get_close_matches(key, known, n=1)}
         self._is_dataflow = not ("services" not in keys and bool(keys & _OF_PACKAGES))
-        self._extended, self._packages = extended, packages
+        self._extended, self._packages = extended, packages(root)
         self._version = text_of(root, "apiVersion") or ""
         self._supported = (
             grammar.DATAFLOW_VERSIONS if self._is_dataflow else grammar.PACKAGE_VERSIONS
