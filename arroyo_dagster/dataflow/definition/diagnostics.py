@@ -104,6 +104,11 @@ class Diagnostics:
         """The errors in the order of the text."""
         return tuple(sorted(self._found))
 
+    def take(self) -> tuple[Diagnostic, ...]:
+        """Return the errors in the order of the text, and forget them."""
+        found, self._found = self.found, {}
+        return found
+
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
         """The warnings in the order of the text."""

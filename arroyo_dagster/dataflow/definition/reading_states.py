@@ -223,26 +223,19 @@ class StateReader:
             return replace(
                 base, value_kind=ValueKind.ROW, columns=found.columns, ttl_ms=found.ttl_ms
             )
-        if isinstance(found, ScalarType):
-            return self._with_scalar(base, found, None, node, documented=found is ScalarType.U32)
-        if isinstance(found, PrimitiveType):
-            documented = found.type in (ScalarType.U32, ScalarType.I32)
-            return self._with_scalar(base, found.type, found.ttl_ms, node, documented=documented)
+        if isinstance(found, ScalarType | PrimitiveType):
+            return self._with_scalar(base, found, node)
         node.report("E13", unsupported_value(_named(declared)), key="type")
         return None
 
     def _with_scalar(
-        self,
-        base: StateDef,
-        scalar: ScalarType,
-        ttl_ms: int | None,
-        node: Node,
-        *,
-        documented: bool,
+        self, base: StateDef, found: ScalarType | PrimitiveType, node: Node
     ) -> StateDef | None:
-        extended = {"scalar"} if not documented else set()
-        number, key, problem = "E13", "type", ""
-        if not documented:
+        primitive = found if isinstance(found, PrimitiveType) else PrimitiveType(type=found)
+        scalar, ttl_ms = primitive.type, primitive.ttl_ms
+        number, key, problem, extended = "E13", "type", "", set()
+        if scalar is not ScalarType.U32 and not (primitive is found and scalar is ScalarType.I32):
+            extended.add("scalar")
             problem = (
                 f"unsupported type for value: `{scalar.value}`; SDF takes u32, and a primitive i32"
             )

@@ -92,8 +92,8 @@ def read_entries(
     for entry in tests.items:
         if isinstance(entry.value, dict):
             check_entry(entry)
-    if tests.diagnostics.found:
-        raise InvalidDefinition(what, tests.diagnostics.found)
+    if errors := tests.diagnostics.take():
+        raise InvalidDefinition(what, errors)
     return tests.items
 
 

@@ -9,21 +9,9 @@ import pytest
 
 from arroyo_dagster.dataflow.definition import grammar, shapes
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.definition.shapes import (
-    Both,
-    ByName,
-    CustomShape,
-    Either,
-    Many,
-    MappingShape,
-    Named,
-    Shape,
-    Variants,
-    check,
-    text_of,
-)
+from arroyo_dagster.dataflow.definition.shapes import MappingShape, Shape, check, text_of
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
 from arroyo_dagster.dataflow.testing.suite import find_tests
 
@@ -163,22 +151,22 @@ Member = tuple[int, str]
 """A table of the grammar, by its identity, and a name in it."""
 
 
-def tables(*shapes: Shape) -> dict[int, MappingShape]:
-    """Every table of members below the shapes."""
+def tables(*roots: Shape) -> dict[int, MappingShape]:
+    """Every table of members below the roots."""
     found: dict[int, MappingShape] = {}
-    rest = list(shapes)
+    rest = list(roots)
     while rest:
         shape = rest.pop()
         if isinstance(shape, MappingShape) and id(shape) not in found:
             found[id(shape)] = shape
             rest += [one.shape for one in shape.fields.values()]
-        elif isinstance(shape, Variants):
+        elif isinstance(shape, shapes.Variants):
             rest += [*shape.by_type.values(), shape.otherwise]
-        elif isinstance(shape, Either | Both):
+        elif isinstance(shape, shapes.Either | shapes.Both):
             rest += shape.shapes
-        elif isinstance(shape, Many | ByName):
+        elif isinstance(shape, shapes.Many | shapes.ByName):
             rest.append(shape.of)
-        elif isinstance(shape, CustomShape | Named):
+        elif isinstance(shape, shapes.CustomShape | shapes.Named):
             rest.append(shape.shape)
     return found
 
@@ -269,3 +257,14 @@ def test_a_list_may_have_an_item() -> None:
     other = EVERY_DATAFLOW.replace("type: list, items:", "type: list, item:")
     assert other != EVERY_DATAFLOW
     assert parsed(other) == parsed(EVERY_DATAFLOW)
+
+
+def test_a_second_reading_of_tests_reports_only_its_own_errors() -> None:
+    text = EVERY_PACKAGE.replace("{s: {}}, value", "{far: {}}, value")
+    document = parse_document(text.replace("0.1.0}]", "0.1.0, states: [{name: far}]}]"))
+    with pytest.raises(InvalidDefinition, match="no state `far`"):
+        find_tests(document, {})
+    head, _, rest = EVERY_PACKAGE.partition("imports: [{pkg: demo/counting@0.1.0}]")
+    other = parse_document(head + rest.partition("functions")[0].replace("  s:", "  far:"))
+    assert isinstance(other, Package)
+    assert len(find_tests(document, {"demo/counting@0.1.0": other})) == 2
