@@ -20,7 +20,7 @@ from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
 from arroyo_dagster.dataflow.definition.durations import format_duration
-from arroyo_dagster.dataflow.definition.json_schema import ROOTS, schema_text
+from arroyo_dagster.dataflow.definition.grammar import ROOTS, schema_text
 from arroyo_dagster.dataflow.definition.loading import PACKAGE_FILE, load_with_packages
 from arroyo_dagster.dataflow.runtime.functions import packaged_function, stub, unbound_steps
 from arroyo_dagster.errors import NotFoundError

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from arroyo_dagster.cli.sdf.group import sdf
-from arroyo_dagster.dataflow.definition.json_schema import schema_text
+from arroyo_dagster.dataflow.definition.grammar import schema_text
 from arroyo_dagster.errors import InputError
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")

@@ -25,7 +25,7 @@ from arroyo_dagster.cli.sdf.files import (
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, FunctionDef, Package
 from arroyo_dagster.dataflow.definition.loading import load_package, load_with_packages
-from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
 from arroyo_dagster.dataflow.testing.section import TestOutcome

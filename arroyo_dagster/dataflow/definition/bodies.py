@@ -170,15 +170,8 @@ def _rust(source: str, operator: str) -> ParsedBody:
     end = _closing(source, found.end())
     if end is None:
         return ParsedBody("rust", name, (("E27", f"the arguments of `{name}` do not end"),))
-    text = source[found.end() : end]
-    depth, count, filled = 0, 0, False
-    for letter in text:
-        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            count, filled = count + int(filled), False
-        elif not letter.isspace():
-            filled = True
-    errors = _arity_error(operator, name, count + int(filled))
+    arguments = [part for part in _split(source[found.end() : end]) if part.strip()]
+    errors = _arity_error(operator, name, len(arguments))
     result = re.match(r"\s*->\s*([^{;]+)", source[end + 1 :])
     errors += _result_errors(operator, name, result.group(1).strip() if result else "")
     return ParsedBody("rust", name, tuple(errors))
@@ -197,7 +190,7 @@ def _result_errors(operator: str, name: str, result: str) -> list[tuple[str, str
     """Return the errors of a result type. A name that may be a type alias is accepted."""
     inner = result
     if wrapped := re.fullmatch(r"(?:\w+::)*Result\s*<(.*)>", result, re.S):
-        inner = _first_parameter(wrapped.group(1)).strip()
+        inner = _split(wrapped.group(1))[0].strip()
     said = f"{operator} function `{name}` returns `{inner or '()'}`"
     nothing = inner in ("", "()")
     if operator == "update-state":
@@ -215,10 +208,13 @@ def _result_errors(operator: str, name: str, result: str) -> list[tuple[str, str
     return []
 
 
-def _first_parameter(text: str) -> str:
-    depth = 0
-    for position, letter in enumerate(text):
-        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(letter, 0)
+def _split(text: str) -> list[str]:
+    """Return the parts of a list of types or parameters, between its commas outside of brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(letter, 0)
         if letter == "," and depth == 0:
-            return text[:position]
-    return text
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts

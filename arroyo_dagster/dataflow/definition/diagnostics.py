@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from arroyo_dagster.errors import DefinitionError
 
@@ -70,9 +71,12 @@ class Diagnostics:
         self._warnings: dict[Diagnostic, None] = {}
         self._softened = False
 
-    def add(self, diagnostic_at: Diagnostic) -> None:
-        """Add an error; an equal one is kept once. Inside `softened`, it becomes a warning."""
-        if self._softened:
+    def add(self, diagnostic_at: Diagnostic, *, softened: bool = True) -> None:
+        """Add an error; an equal one is kept once.
+
+        Inside the block of `softened`, it becomes a warning, unless `softened` is False here.
+        """
+        if self._softened and softened:
             self.warn(diagnostic_at)
         elif len(self._found) < MOST_DIAGNOSTICS:
             self._found[diagnostic_at] = None
@@ -99,6 +103,11 @@ class Diagnostics:
     def found(self) -> tuple[Diagnostic, ...]:
         """The errors in the order of the text."""
         return tuple(sorted(self._found))
+
+    def take(self) -> tuple[Diagnostic, ...]:
+        """Return the errors in the order of the text, and forget them."""
+        found, self._found = self.found, {}
+        return found
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
@@ -153,20 +162,13 @@ class InvalidDefinition(DefinitionError):
         return f"{where}{self.message}\nNext: {self.next_step}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuilt, (self.what, self.diagnostics, self.facts.get("file"), self.warnings))
+        file = str(self.facts["file"]) if "file" in self.facts else None
+        rebuilt = partial(InvalidDefinition, file=file, warnings=self.warnings)
+        return (rebuilt, (self.what, self.diagnostics))
 
     def with_file(self, file: str) -> InvalidDefinition:
         """Return the same error with the path of the file."""
         return InvalidDefinition(self.what, self.diagnostics, file=file, warnings=self.warnings)
-
-
-def _rebuilt(
-    what: str,
-    diagnostics: tuple[Diagnostic, ...],
-    file: str | None,
-    warnings: tuple[Diagnostic, ...] = (),
-) -> InvalidDefinition:
-    return InvalidDefinition(what, diagnostics, file=file, warnings=warnings)
 
 
 _OBJECTS = {

@@ -5,17 +5,14 @@ Source: sdf-states.md 5.2 (I6), 5.4; error E35.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.diagnostics import (
-    Diagnostic,
-    Diagnostics,
-    InvalidDefinition,
-)
-from arroyo_dagster.dataflow.definition.reading import parse_document
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition
+from arroyo_dagster.dataflow.definition.reading import DefinitionReader
 from arroyo_dagster.dataflow.definition.shapes import text_of
-from arroyo_dagster.dataflow.definition.yaml_tree import MOST_CHARACTERS, Node, read_tree
+from arroyo_dagster.dataflow.definition.yaml_tree import MOST_CHARACTERS, Node
 from arroyo_dagster.errors import InputError, NotFoundError
 
 PACKAGE_FILE = "sdf-package.yaml"
@@ -99,19 +96,15 @@ class _Loading:
         text = _text(file)
         self._loading.append(file.resolve())
         try:
-            packages = self._packages(file, text)
-            return parse_document(
-                text, legacy=self._legacy, extended=self._extended, packages=packages
-            )
+            packages = partial(self._packages, file)
+            reader = DefinitionReader(text, packages, legacy=self._legacy, extended=self._extended)
+            return reader.document()
         except InvalidDefinition as error:
             raise (error if "file" in error.facts else error.with_file(str(file))) from None
         finally:
             self._loading.pop()
 
-    def _packages(self, file: Path, text: str) -> dict[str, Package]:
-        root = read_tree(text, Diagnostics())  # parse_document reports its errors
-        if root is None:
-            return {}
+    def _packages(self, file: Path, root: Node) -> dict[str, Package]:
         folders = _folders(root.get("imports"))
         if self._dev:
             dev = root.get("dev")
@@ -120,7 +113,7 @@ class _Loading:
         for package, folder in folders.items():
             inner = file.parent / folder / PACKAGE_FILE
             if inner.resolve() in self._loading or not inner.is_file():
-                continue  # parse_document reports it as not found, with the import's line
+                continue  # the reader reports it as not found, with the import's line
             document = self.load(inner)
             if isinstance(document, Package):
                 found[package] = document

@@ -6,7 +6,7 @@ Source: sdf-states.md 5.1 and 5.2; errors E06, E31 to E35.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.dataflow.definition.definition import (
@@ -18,13 +18,11 @@ from arroyo_dagster.dataflow.definition.definition import (
     StateDef,
     StateForm,
 )
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_ID
 from arroyo_dagster.dataflow.definition.names import engine_table_error
 from arroyo_dagster.dataflow.definition.reading_services import names_of
-from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.shapes import text_of
-from arroyo_dagster.dataflow.definition.types import TypeDef, names_in, same_name
+from arroyo_dagster.dataflow.definition.types import Scope, TypeDef, names_in, same_name
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
@@ -33,144 +31,109 @@ class Imported:
     """The result of reading the imports.
 
     Attributes:
+        local: the types that the document itself defines, by `same_name`.
         types: by name; None if the package was not loaded.
         states: the names of the imported states.
         functions: by the name that steps use; None if the package was not loaded.
     """
 
+    local: Mapping[str, TypeDef | None]
     imports: list[ImportDef] = field(default_factory=list)
     types: dict[str, TypeDef | None] = field(default_factory=dict)
     states: set[str] = field(default_factory=set)
     functions: dict[str, tuple[FunctionDef, Package] | None] = field(default_factory=dict)
 
+    def read(self, node: Node, packages: Mapping[str, Package] | None) -> None:
+        """Read one import, and resolve the imported names in its package.
 
-class ImportReader:
-    """Reads `imports` and resolves the imported names in the packages.
-
-    Args:
-        packages: by id; None = packages were not loaded, and imported names are not checked.
-        local: the types that the document itself defines, by name.
-    """
-
-    def __init__(
-        self,
-        diagnostics: Diagnostics,
-        packages: Mapping[str, Package] | None,
-        local: Mapping[str, TypeDef | None],
-    ) -> None:
-        self._mistakes = diagnostics
-        self._packages = packages
-        self._local = {same_name(name): one for name, one in local.items()}
-        self._imported = Imported()
-
-    def read(self, nodes: Sequence[Node]) -> Imported:
-        """Read all imports of a document."""
-        for node in nodes:
-            one = self._import(node)
-            if one is not None:
-                self._imported.imports.append(one)
-                self._import_package(node, one)
-        return self._imported
-
-    def _import(self, node: Node) -> ImportDef | None:
-        pkg = node.get("pkg")
-        if pkg is None or pkg.text is None:
-            return None
-        if not re.match(PACKAGE_ID, pkg.text):
-            message = f"pkg `{pkg.text}` is not of the form <namespace>/<name>@<version>"
-            self._mistakes.add(pkg.diagnostic_at("E06", message))
-            return None
-        functions = node.get("functions")
-        return ImportDef(
-            package=pkg.text,
-            path=text_of(node, "path"),
-            types=names_of(node, "types"),
-            states=names_of(node, "states"),
-            functions=tuple(
-                FunctionImport(name=text_of(one, "name") or "", alias=text_of(one, "alias"))
-                for one in (functions.items if functions else ())
-            ),
+        Args:
+            node: an entry of `imports`.
+            packages: by id; None = they were not loaded, and imported names are not checked.
+        """
+        pkg = text_of(node, "pkg")
+        if pkg is None:
+            return
+        if not re.match(PACKAGE_ID, pkg):
+            message = f"pkg `{pkg}` is not of the form <namespace>/<name>@<version>"
+            (node.get("pkg") or node).report("E06", message)
+            return
+        functions = tuple(
+            FunctionImport(name=text_of(item, "name") or "", alias=text_of(item, "alias"))
+            for item in node.listed("functions")
         )
-
-    def _import_package(self, node: Node, one: ImportDef) -> None:
-        package = None if self._packages is None else self._packages.get(one.package)
+        types, states = names_of(node, "types"), names_of(node, "states")
+        path = text_of(node, "path")
+        self.imports.append(
+            ImportDef(package=pkg, path=path, types=types, states=states, functions=functions)
+        )
+        package = None if packages is None else packages.get(pkg)
         if package is None:
-            if self._packages is not None:
-                self._add(
-                    node,
-                    "E35",
-                    f"package `{one.package}` not found: name its folder in `path` of the import "
-                    "or in the `dev` section; no hub is supported",
+            if packages is not None:
+                message = (
+                    f"package `{pkg}` not found: name its folder in `path` of the import "
+                    "or in the `dev` section; no hub is supported"
                 )
-            for name in (*one.types, *one.states):
-                self._imported.types.setdefault(name, None)
-            self._imported.states.update(one.states)
-            for function in one.functions:
-                self._imported.functions[function.alias or function.name] = None
+                node.report("E35", message)
+            self.types = {**dict.fromkeys((*types, *states)), **self.types}
+            self.states.update(states)
+            self.functions |= {function.alias or function.name: None for function in functions}
             return
-        for name in one.types:
-            self._type(node, package, name)
-        for name in one.states:
-            self._state(node, package, name)
-        for function in one.functions:
-            self._function(node, package, function)
+        for name in types:
+            self._add_type(node, package, name)
+        for name in states:
+            self._add_state(node, package, name)
+        for function in functions:
+            self._add_function(node, package, function)
 
-    def _add(self, node: Node, number: str, message: str) -> None:
-        self._mistakes.add(node.diagnostic_at(number, message))
-
-    def _type(self, node: Node, package: Package, name: str) -> None:
-        found = _type_of(package, name)
-        if found is None:
-            self._add(node, "E23", f"Referenced type `{name}` not found in package `{package.id}`")
+    def _add_type(self, node: Node, package: Package, name: str) -> None:
+        declared = _type_of(package, name)
+        if declared is None:
+            message = f"Referenced type `{name}` not found in package `{package.id}`"
+            node.report("E23", message)
             return
-        self._bind(node, package, name, found)
-        for inner in sorted(names_in(found)):
+        self._bind(node, package, name, declared)
+        for inner in sorted(names_in(declared)):
             # Types that this type refers to are imported too, whether listed or not.
-            if (needed := _type_of(package, inner)) is not None and not self._has(inner, needed):
-                self._type(node, package, inner)
-
-    def _has(self, name: str, declared: TypeDef) -> bool:
-        return self._imported.types.get(name) == declared
+            needed = _type_of(package, inner)
+            if needed is not None and self.types.get(inner) != needed:
+                self._add_type(node, package, inner)
 
     def _bind(self, node: Node, package: Package, name: str, declared: TypeDef) -> None:
-        local = self._local.get(same_name(name), declared)
-        before = self._imported.types.get(name) or declared
+        local = self.local.get(same_name(name), declared)
+        before = self.types.get(name) or declared
         if local != declared or before != declared:
-            self._add(
-                node,
-                "E32",
+            message = (
                 f"`{name}` of package `{package.id}` conflicts with another definition of the "
-                "name; rename one",
+                "name; rename one"
             )
-        self._imported.types[name] = declared
+            node.report("E32", message)
+        self.types[name] = declared
 
-    def _state(self, node: Node, package: Package, name: str) -> None:
+    def _add_state(self, node: Node, package: Package, name: str) -> None:
         state = package.states.get(name)
         if state is None:
-            self._add(node, "E31", f"state `{name}` not found in package `{package.id}`")
+            node.report("E31", f"state `{name}` not found in package `{package.id}`")
             return
-        self._imported.states.add(name)
+        self.states.add(name)
         if state.declared is not None:
             self._bind(node, package, name, state.declared)
             for inner in sorted(names_in(state.declared)):
                 if _type_of(package, inner) is not None:
-                    self._type(node, package, inner)
+                    self._add_type(node, package, inner)
 
-    def _function(self, node: Node, package: Package, wanted: FunctionImport) -> None:
-        found = package.functions.get(wanted.name)
-        if found is None:
-            self._add(
-                node,
-                "E33",
+    def _add_function(self, node: Node, package: Package, wanted: FunctionImport) -> None:
+        function = package.functions.get(wanted.name)
+        if function is None:
+            message = (
                 f"function `{wanted.name}` not found in package `{package.id}`; it has "
-                f"{', '.join(sorted(package.functions)) or 'none'}",
+                f"{', '.join(sorted(package.functions)) or 'none'}"
             )
+            node.report("E33", message)
             return
-        if found.operator == "flush":
-            self._add(
-                node, "E34", f"function `{wanted.name}`: an imported flush is not yet supported"
-            )
-        self._imported.functions[wanted.alias or wanted.name] = (found, package)
+        if function.operator == "flush":
+            message = f"function `{wanted.name}`: an imported flush is not yet supported"
+            node.report("E34", message)
+        self.functions[wanted.alias or wanted.name] = (function, package)
 
 
 def _type_of(package: Package, name: str) -> TypeDef | None:
@@ -193,7 +156,8 @@ def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, Stat
 
     The service is their owner. None if they are unknown because a package was not loaded.
     """
-    found: dict[str, StateDef] = {}
+    states: dict[str, StateDef] = {}
+    window = None if service.windowed is None else service.windowed.window
     for step in service.steps:
         if step.target not in imported.functions:
             continue
@@ -202,14 +166,13 @@ def states_of_imports(service: ServiceDef, imported: Imported) -> dict[str, Stat
             return None
         function, package = used
         for name in function.states:
-            if (brought := package.states.get(name)) is not None:
-                found.setdefault(name, _owned(brought, service, package))
-    return found
+            if name in package.states and name not in states:
+                state = package.states[name]
+                states[name] = replace(state, owner=service.name, window=window, package=package.id)
+    return states
 
 
-def inject_states(
-    service: ServiceDef, imported: Imported, node: Node, diagnostics: Diagnostics
-) -> ServiceDef:
+def inject_states(service: ServiceDef, imported: Imported, node: Node) -> ServiceDef:
     """Return the service with the states that its imported functions add (spec I2 to I4).
 
     A state that the service itself declares takes precedence; another schema is an error (E22).
@@ -222,20 +185,25 @@ def inject_states(
                 f"state `{name}` is already defined by `{service.name}`, with another shape than "
                 f"a function of package `{brought.package}` needs"
             )
-            diagnostics.add(node.diagnostic_at("E22", message, key="states"))
+            node.report("E22", message, key="states")
         taken = engine_table_error(name, windowed=brought.window is not None)
         if taken is not None and declared is brought:
             message = f"a function of package `{brought.package}` adds it: {taken}"
-            diagnostics.add(node.diagnostic_at("E21", message))
+            node.report("E21", message)
     return replace(service, states=states)
 
 
 def check_one_owner(
-    services: Mapping[str, ServiceDef], nodes: Mapping[str, Node], diagnostics: Diagnostics
+    services: Mapping[str, ServiceDef],
+    nodes: Mapping[str, Node],
+    declared: Mapping[str, Mapping[str, Node]],
 ) -> None:
-    """Report states that imported functions add to a service if another service owns the table.
+    """Report states whose table another service owns (E22).
 
-    `Linking` checks the states that services declare themselves.
+    Args:
+        services: with the states that imported functions add to them.
+        nodes: the nodes of the services.
+        declared: the nodes of the states that services declare, by service and name.
     """
     owned = [
         state
@@ -244,19 +212,23 @@ def check_one_owner(
         if state.form is StateForm.TYPED
     ]
     first: dict[str, StateDef] = {}
-    for state in sorted(owned, key=lambda one: one.package is not None):  # stable
+    for state in sorted(owned, key=lambda state: state.package is not None):  # stable
         owner = first.setdefault(state.table, state)
-        if state.package is None or owner.owner == state.owner:
+        if owner.owner == state.owner:
+            continue
+        table = f"both are the table `{state.table}`"
+        if state.package is None:
+            message = (
+                f"state `{state.name}` is already defined by `{owner.owner}` in line "
+                f"{owner.line}: {table}; rename one, or refer "
+                f"to it with `from: {owner.owner}.{owner.name}`"
+            )
+            declared[state.owner][state.name].report("E22", message, softened=False)
             continue
         message = (
             f"state `{state.name}`, which a function of package `{state.package}` adds to "
-            f"service `{state.owner}`, is already defined by `{owner.owner}`: both are the table "
-            f"`{state.table}`; declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
+            f"service `{state.owner}`, is already defined by `{owner.owner}`: {table}; "
+            f"declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
             f"`{state.owner}` to read that one, or use the function in one service"
         )
-        diagnostics.add(nodes[state.owner].diagnostic_at("E22", message, key="states"))
-
-
-def _owned(state: StateDef, service: ServiceDef, package: Package) -> StateDef:
-    window = None if service.windowed is None else service.windowed.window
-    return replace(state, owner=service.name, window=window, package=package.id)
+        nodes[state.owner].report("E22", message, key="states")

@@ -13,7 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -35,7 +35,7 @@ MOST_NODES = 20_000
 MOST_LEVELS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Node:
     """One value of the document.
 
@@ -45,6 +45,7 @@ class Node:
         value: a scalar, the nodes of a sequence, or the nodes of a mapping by key.
         key_places: the line and column of each key of a mapping.
         spellings: the members that readers may ask for, each with its spellings; None = any.
+        diagnostics: collects the errors of the document.
     """
 
     path: str
@@ -53,6 +54,21 @@ class Node:
     value: Scalar | tuple[Node, ...] | dict[str, Node]
     key_places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     spellings: Mapping[str, tuple[str, ...]] | None = None
+    diagnostics: Diagnostics = field(default_factory=Diagnostics, repr=False)
+
+    def report(
+        self, number: str, message: str, *, key: str | None = None, softened: bool = True
+    ) -> None:
+        """Report an error as `diagnostic_at` describes it.
+
+        Args:
+            softened: whether `Diagnostics.softened` applies to it.
+        """
+        self.diagnostics.add(self.diagnostic_at(number, message, key=key), softened=softened)
+
+    def warn(self, rule: str, message: str, *, key: str | None = None) -> None:
+        """Add a warning at this node, or at a key of this mapping."""
+        self.diagnostics.warn(self.diagnostic_at(rule, message, key=key))
 
     def get(self, key: str) -> Node | None:
         """Return a member; None if this is not a mapping, or the member is absent or null.
@@ -84,6 +100,11 @@ class Node:
         """The nodes of a sequence; empty if this is not a sequence."""
         return self.value if isinstance(self.value, tuple) else ()
 
+    def listed(self, key: str) -> tuple[Node, ...]:
+        """The nodes of a member that is a sequence; empty if it is not one."""
+        member = self.get(key)
+        return () if member is None else member.items
+
     @property
     def text(self) -> str | None:
         """The value if it is text, else None."""
@@ -107,13 +128,11 @@ class Node:
 
         The message names an unknown member that is probably meant by an absent key.
         """
-        if key is None:
-            return Diagnostic(
-                line=self.line, column=self.column, path=self.path, number=number, message=message
-            )
-        line, column = self.key_places.get(key, (self.line, self.column))
-        message += "" if key in self.members else self.misspelling_of(key)
-        path = joined(self.path, key)
+        line, column, path = self.line, self.column, self.path
+        if key is not None:
+            line, column = self.key_places.get(key, (line, column))
+            message += "" if key in self.members else self.misspelling_of(key)
+            path = joined(path, key)
         return Diagnostic(line=line, column=column, path=path, number=number, message=message)
 
     def misspelling_of(self, *keys: str) -> str:
@@ -151,57 +170,50 @@ def read_tree(text: str, diagnostics: Diagnostics) -> Node | None:
     Returns:
         The root; None if the text cannot be parsed, with the reason in `diagnostics`.
     """
-    if len(text) > MOST_CHARACTERS:
-        diagnostics.add(_at(1, 1, f"the text is longer than {MOST_CHARACTERS} characters"))
-        return None
-    builder = _Builder()
     try:
-        root = builder.build(text)
+        if len(text) > MOST_CHARACTERS:
+            raise _RefusedError(1, 1, f"the text is longer than {MOST_CHARACTERS} characters")
+        root = _Builder().build(text)
     except _RefusedError as error:
-        diagnostics.add(error.diagnostic_at)
+        line, column, message = error.args
+        Node("", line, column, None, diagnostics=diagnostics).report("E04", message)
         return None
-    if root is None:
-        diagnostics.add(_at(1, 1, "the document is empty; expected a mapping"))
-        return None
-    return _Placing(diagnostics).placed(root)
+    return _placed(root, "", diagnostics)
 
 
 @dataclass(slots=True)
 class _Raw:
-    """A node without its path, since aliases can place one node at several paths."""
+    """A node without its path, since aliases can place one node at several paths.
+
+    Attributes:
+        value: a scalar, the items of a sequence, or the keys and values of a mapping in turn.
+        size, depth: how many nodes it has with those inside, and how deep they are nested.
+        closed: whether it is complete.
+    """
 
     line: int
     column: int
-    value: Any = None
-    is_list: bool = False
-    pairs: list[tuple[_Raw, _Raw]] | None = None
+    value: Any
+    is_mapping: bool = False
     size: int = 1
     depth: int = 1
     closed: bool = False
 
 
 class _RefusedError(Exception):
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(message)
-        self.diagnostic_at = _at(line, column, message)
-
-
-def _at(line: int, column: int, message: str) -> Diagnostic:
-    return Diagnostic(line=line, column=column, path="", number="E04", message=message)
+    """The text is not one document within the limits: its line, its column, a message."""
 
 
 class _Builder:
     """Builds a tree from the parser's events, and counts nodes at each use of an alias."""
 
     def __init__(self) -> None:
-        self._open: list[_Raw] = []
-        self._keys: list[_Raw | None] = []
+        self._open: list[_Raw] = [_Raw(1, 1, [])]
         self._anchors: dict[str, _Raw] = {}
-        self._root: _Raw | None = None
         self._documents = 0
         self._nodes = 0
 
-    def build(self, text: str) -> _Raw | None:
+    def build(self, text: str) -> _Raw:
         for event in _events(text):
             mark = event.start_mark
             line, column = mark.line + 1, mark.column + 1
@@ -211,31 +223,34 @@ class _Builder:
                     raise _RefusedError(line, column, "a second document; expected one")
             elif isinstance(event, MappingEndEvent | SequenceEndEvent):
                 raw = self._open.pop()
-                self._keys.pop()
                 raw.closed = True
                 self._put(raw)
             elif isinstance(event, AliasEvent):
                 self._put(self._aliased(event, line, column))
             elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent):
                 self._begin(event, line, column)
-        return self._root
+        if not self._open[0].value:
+            raise _RefusedError(1, 1, "the document is empty; expected a mapping")
+        root: _Raw = self._open[0].value[0]
+        return root
 
     def _begin(self, event: Any, line: int, column: int) -> None:
         self._count(1, line, column)
         if isinstance(event, ScalarEvent):
             raw = _Raw(line, column, _resolved(event, line, column), closed=True)
         else:
-            is_list = isinstance(event, SequenceStartEvent)
-            raw = _Raw(line, column, [], is_list=is_list, pairs=None if is_list else [])
+            raw = _Raw(line, column, [], is_mapping=isinstance(event, MappingStartEvent))
         if event.anchor is not None:
             self._anchors[event.anchor] = raw
         if raw.closed:
             self._put(raw)
             return
-        if len(self._open) >= MOST_LEVELS:
-            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
+        self._check_depth(1, line, column)
         self._open.append(raw)
-        self._keys.append(None)
+
+    def _check_depth(self, more: int, line: int, column: int) -> None:
+        if len(self._open) - 1 + more > MOST_LEVELS:
+            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
 
     def _count(self, more: int, line: int, column: int) -> None:
         self._nodes += more
@@ -250,25 +265,15 @@ class _Builder:
             raise _RefusedError(line, column, f"alias *{event.anchor} has no anchor before it")
         if not raw.closed:
             raise _RefusedError(line, column, f"alias *{event.anchor} lies in its own anchor")
-        if len(self._open) + raw.depth > MOST_LEVELS:
-            raise _RefusedError(line, column, f"nested deeper than {MOST_LEVELS} levels")
+        self._check_depth(raw.depth, line, column)
         self._count(raw.size, line, column)
         return raw
 
     def _put(self, raw: _Raw) -> None:
-        if not self._open:
-            self._root = raw
-            return
         parent = self._open[-1]
         parent.size += raw.size
         parent.depth = max(parent.depth, raw.depth + 1)
-        if parent.pairs is None:
-            parent.value.append(raw)
-        elif (key := self._keys[-1]) is None:
-            self._keys[-1] = raw
-        else:
-            parent.pairs.append((key, raw))
-            self._keys[-1] = None
+        parent.value.append(raw)
 
 
 def _events(text: str) -> Iterator[Any]:
@@ -287,8 +292,10 @@ def _events(text: str) -> Iterator[Any]:
 def _resolved(event: Any, line: int, column: int) -> Scalar:
     tag = event.tag
     if tag is None:
-        return core_scalar(event.value) if event.implicit[0] else str(event.value)
-    convert = BY_TAG.get(str(tag).removeprefix(TAG_PREFIX)) if str(tag) != "!" else str
+        text = str(event.value)
+        plain = (convert(text) for form, convert in _CORE if form.match(text))
+        return next(plain, text) if event.implicit[0] else text
+    convert = _BY_TAG.get(str(tag).removeprefix(_TAG_PREFIX)) if str(tag) != "!" else str
     if convert is None:
         raise _RefusedError(line, column, f"unknown tag {tag}; expected none")
     try:
@@ -297,59 +304,33 @@ def _resolved(event: Any, line: int, column: int) -> Scalar:
         raise _RefusedError(line, column, f"{event.value!r} is no {tag}") from None
 
 
-class _Placing:
-    """Sets the path of every node. It may recurse, since the depth is already bounded."""
+def _placed(raw: _Raw, path: str, diagnostics: Diagnostics) -> Node:
+    """Return a node with its path. It may recurse, since the depth is already bounded."""
+    node = Node(path, raw.line, raw.column, raw.value, diagnostics=diagnostics)
+    if raw.is_mapping:
+        _put_members(node, raw.value)
+    elif isinstance(raw.value, list):
+        items = enumerate(raw.value)
+        node.value = tuple(_placed(item, f"{path}[{index}]", diagnostics) for index, item in items)
+    return node
 
-    def __init__(self, diagnostics: Diagnostics) -> None:
-        self._mistakes = diagnostics
 
-    def placed(self, raw: _Raw, path: str = "") -> Node:
-        if raw.pairs is not None:
-            return self._mapping(raw, raw.pairs, path)
-        node = Node(path, raw.line, raw.column, None)
-        if raw.is_list:
-            items = (self.placed(one, f"{path}[{at}]") for at, one in enumerate(raw.value))
-            return replace(node, value=tuple(items))
-        return replace(node, value=raw.value)
-
-    def _mapping(self, raw: _Raw, pairs: list[tuple[_Raw, _Raw]], path: str) -> Node:
-        members: dict[str, Node] = {}
-        places: dict[str, tuple[int, int]] = {}
-        node = Node(path, raw.line, raw.column, members, places)
-        for key, value in pairs:
-            name = self._key(key, path)
-            if name is None:
-                continue
-            if name in members:
-                first = places[name][0]
-                self._mistakes.add(
-                    Diagnostic(
-                        line=key.line,
-                        column=key.column,
-                        path=joined(path, name),
-                        number="E03",
-                        message=f"duplicate key `{name}`, first given in line {first}",
-                    )
-                )
-                continue
-            places[name] = (key.line, key.column)
-            members[name] = self.placed(value, joined(path, name))
-        return node
-
-    def _key(self, key: _Raw, path: str) -> str | None:
-        value = None if key.is_list or key.pairs is not None else key.value
-        if isinstance(value, str):
-            return value
-        self._mistakes.add(
-            Diagnostic(
-                line=key.line,
-                column=key.column,
-                path=path,
-                number="E04",
-                message="expected text as the key of a mapping; put it in quotes",
-            )
-        )
-        return None
+def _put_members(node: Node, keys_and_values: list[_Raw]) -> None:
+    members: dict[str, Node] = {}
+    places: dict[str, tuple[int, int]] = {}
+    node.value, node.key_places = members, places
+    for key, value in zip(keys_and_values[::2], keys_and_values[1::2], strict=True):
+        name = key.value
+        at_key = Node(node.path, key.line, key.column, None, diagnostics=node.diagnostics)
+        if not isinstance(name, str):
+            at_key.report("E04", "expected text as the key of a mapping; put it in quotes")
+            continue
+        at_key.path = joined(node.path, name)
+        if name in members:
+            at_key.report("E03", f"duplicate key `{name}`, first given in line {places[name][0]}")
+            continue
+        places[name] = (key.line, key.column)
+        members[name] = _placed(value, at_key.path, node.diagnostics)
 
 
 # ---- the values of plain scalars in YAML 1.2 -----------------------------------------------------
@@ -357,34 +338,21 @@ class _Placing:
 
 Scalar = str | int | float | bool | None
 
-TAG_PREFIX = "tag:yaml.org,2002:"
-_NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
-_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z")
-_INT = re.compile(r"[-+]?[0-9]+\Z")
-_BASED = re.compile(r"0o[0-7]+\Z|0x[0-9a-fA-F]+\Z")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
-_INFINITE = re.compile(r"[-+]?(?:\.inf|\.Inf|\.INF)\Z")
-_NAN = re.compile(r"(?:\.nan|\.NaN|\.NAN)\Z")
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_CORE: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = tuple(
+    (re.compile(rf"(?:{pattern})\Z"), convert)
+    for pattern, convert in (
+        (r"null|Null|NULL|~|", lambda text: None),
+        (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+        (r"(?=.{1,63}\Z)[-+]?[0-9]+", int),  # a longer one is read as a float
+        (r"(?=.{1,63}\Z)(?:0o[0-7]+|0x[0-9a-fA-F]+)", lambda text: int(text, 0)),
+        (r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", float),
+        (r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", lambda text: float(text.replace(".", ""))),
+    )
+)
+"""The forms of plain scalars in the order of the schema's table; all others are text."""
 
-
-def core_scalar(text: str) -> Scalar:
-    """Resolve a plain scalar by the core schema, in the order of its table."""
-    if _NULL.match(text):
-        return None
-    if _BOOL.match(text):
-        return text.lower() == "true"
-    if _INT.match(text) and len(text) < 64:  # a longer one is read as a float
-        return int(text, 10)
-    if _BASED.match(text) and len(text) < 64:
-        return int(text, 0)
-    if _FLOAT.match(text):
-        return float(text)
-    if _INFINITE.match(text):
-        return float(text.replace(".", ""))
-    return float("nan") if _NAN.match(text) else text
-
-
-BY_TAG: dict[str, Callable[[str], Scalar]] = {
+_BY_TAG: dict[str, Callable[[str], Scalar]] = {
     "str": lambda text: text,
     "null": lambda text: None,
     "bool": lambda text: text.lower() == "true",

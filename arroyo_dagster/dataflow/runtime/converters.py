@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from json.scanner import make_scanner
 from typing import Any, cast
 
-from arroyo_dagster.dataflow.definition.scope import Scope
 from arroyo_dagster.dataflow.definition.types import (
     CompositeType,
     Member,
     NamedType,
     PlainType,
     ScalarType,
+    Scope,
     TypeDef,
 )
 from arroyo_dagster.dataflow.errors import did_you_mean

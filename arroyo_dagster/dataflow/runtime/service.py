@@ -52,7 +52,7 @@ from arroyo_dagster.dataflow.definition.definition import (
     StepDef,
     ValueKind,
 )
-from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.errors import OperatorError, StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.error_limit import ErrorLimit

@@ -26,9 +26,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, StateForm
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
-from arroyo_dagster.dataflow.definition.grammar import DATAFLOW_TEST, GRAMMAR, RECORD
-from arroyo_dagster.dataflow.definition.shapes import Conformity
+from arroyo_dagster.dataflow.definition.grammar import DATAFLOW_TEST, RECORD
+from arroyo_dagster.dataflow.definition.shapes import check
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 from arroyo_dagster.dataflow.testing.in_process import DataflowTrial, ReceivedRecord
 from arroyo_dagster.dataflow.testing.section import (
@@ -80,33 +79,32 @@ def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
     states = _state_names(dataflow)
     steps = _step_names(dataflow)
 
-    def check(entry: Node, diagnostics: Diagnostics) -> None:
-        _check_records(entry.get("records"), diagnostics, read)
+    def check_entry(entry: Node) -> None:
+        _check_records(entry, read)
         expected = entry.get("expect")
-        check_known(expected, diagnostics, "output topic", written)
-        _check_keyed(expected.members.values() if expected else (), diagnostics)
-        check_known(entry.get("expect-states"), diagnostics, "state", states)
-        check_known(entry.get("expect-failed"), diagnostics, "service/step", steps)
-        check_expectation(entry, diagnostics, _EXPECTATIONS)
+        check_known(expected, "output topic", written)
+        _check_keyed(expected.members.values() if expected else ())
+        check_known(entry.get("expect-states"), "state", states)
+        check_known(entry.get("expect-failed"), "service/step", steps)
+        check_expectation(entry, _EXPECTATIONS)
 
     return [
         DataflowTest(**arguments_of(entry, DATAFLOW_TEST), entry=entry)
-        for entry in read_entries(dataflow, DATAFLOW_TEST, check)
+        for entry in read_entries(dataflow, DATAFLOW_TEST, check_entry)
     ]
 
 
-def _check_records(node: Node | None, diagnostics: Diagnostics, topics: list[str]) -> None:
-    for given in () if node is None else node.items or (node,):
+def _check_records(entry: Node, topics: list[str]) -> None:
+    records = entry.get("records")
+    for given in () if records is None else records.items or (records,):
         if not isinstance(given.value, dict):
-            said = f"expected the records of each topic, found {given.kind}"
-            diagnostics.add(given.diagnostic_at("E04", said))
+            given.report("E04", f"expected the records of each topic, found {given.kind}")
             continue
-        check_known(given, diagnostics, "input topic", topics)
+        check_known(given, "input topic", topics)
         for values in given.members.values():
             if not isinstance(values.value, tuple):
-                said = f"expected a list of records, found {values.kind}"
-                diagnostics.add(values.diagnostic_at("E04", said))
-        _check_keyed(given.members.values(), diagnostics)
+                values.report("E04", f"expected a list of records, found {values.kind}")
+        _check_keyed(given.members.values())
 
 
 # ---- records with a key or a time ----------------------------------------------------------------
@@ -122,27 +120,21 @@ def _is_keyed(value: Any) -> bool:
 _BESIDE = RECORD.fields.keys() - {"record"}
 
 
-def _check_keyed(lists: Iterable[Node], diagnostics: Diagnostics) -> None:
-    conformity = Conformity(GRAMMAR, diagnostics)
-    for node in (one for listed in lists for one in listed.items if _is_keyed(one.value)):
-        record = conformity.bound(node, RECORD)
+def _check_keyed(lists: Iterable[Node]) -> None:
+    for record in (item for listed in lists for item in listed.items if _is_keyed(item.value)):
+        check(record, RECORD, members_only=True)
         key, timestamp = record.get("key"), record.get("timestamp")
         if key is not None and not isinstance(key.value, str | int):
-            diagnostics.add(
-                key.diagnostic_at(
-                    "E04", f"expected text, an integer or a boolean, found {key.kind}"
-                )
-            )
-        if timestamp is None:
-            continue
+            key.report("E04", f"expected text, an integer or a boolean, found {key.kind}")
         try:
-            _time_of(timestamp.value)
+            _time_of(0 if timestamp is None else timestamp.value)
         except (ValueError, OverflowError):
-            said = (
+            assert timestamp is not None
+            timestamp.report(
+                "E04",
                 f"timestamp `{timestamp.plain()}`; expected epoch milliseconds, or a date and time "
-                "with its zone, as 2026-01-05T10:00:00Z"
+                "with its zone, as 2026-01-05T10:00:00Z",
             )
-            diagnostics.add(timestamp.diagnostic_at("E04", said))
 
 
 def _time_of(value: Any) -> datetime:

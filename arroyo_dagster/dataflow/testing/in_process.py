@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
-from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.in_process import DataflowOptions, run_dataflow
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.letters import Letter

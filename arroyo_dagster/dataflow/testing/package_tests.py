@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Package
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_TEST
 from arroyo_dagster.dataflow.definition.packages import visible_states
 from arroyo_dagster.dataflow.definition.types import same_name
@@ -77,19 +76,19 @@ def read_tests(package: Package, packages: Mapping[str, Package]) -> list[Packag
     """
     states = [*visible_states(package, packages)]
 
-    def check(entry: Node, diagnostics: Diagnostics) -> None:
+    def check(entry: Node) -> None:
         name = entry.get("function")
         known = [same_name(one) for one in package.functions]
         if name is not None and name.text is not None and same_name(name.text) not in known:
             listed = ", ".join(package.functions) or "none"
             said = f"the package has no function `{name.text}`; it has {listed}"
-            diagnostics.add(name.diagnostic_at("E04", said))
+            name.report("E04", said)
         for key in ("states", "expect-states"):
-            check_known(entry.get(key), diagnostics, "state", states)
+            check_known(entry.get(key), "state", states)
         if entry.given("expect") and entry.given("expect-error"):
             said = "has both `expect` and `expect-error`; give one"
-            diagnostics.add(entry.diagnostic_at("E04", said))
-        check_expectation(entry, diagnostics, _EXPECTATIONS, nullable=("expect",))
+            entry.report("E04", said)
+        check_expectation(entry, _EXPECTATIONS, nullable=("expect",))
 
     nullable = ("value", "state-key", "expect")
     return [

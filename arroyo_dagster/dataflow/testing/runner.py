@@ -25,8 +25,14 @@ from arroyo_dagster.dataflow.definition.definition import (
 )
 from arroyo_dagster.dataflow.definition.names import mangled
 from arroyo_dagster.dataflow.definition.packages import visible_states
-from arroyo_dagster.dataflow.definition.scope import Scope, scope_of
-from arroyo_dagster.dataflow.definition.types import Column, ScalarType, TypeDef, same_name
+from arroyo_dagster.dataflow.definition.types import (
+    Column,
+    ScalarType,
+    Scope,
+    TypeDef,
+    same_name,
+    scope_of,
+)
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
 from arroyo_dagster.dataflow.errors import OperatorResultError, UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
-from arroyo_dagster.dataflow.definition.grammar import GRAMMAR
+from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.definition.names import mangled
-from arroyo_dagster.dataflow.definition.shapes import Conformity, Many, MappingShape
+from arroyo_dagster.dataflow.definition.shapes import Many, MappingShape, check
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 from arroyo_dagster.dataflow.errors import did_you_mean
 from arroyo_dagster.errors import ArroyoStateError
@@ -74,30 +73,27 @@ class TestOutcome:
 
 
 def read_entries(
-    document: Dataflow | Package,
-    shape: MappingShape,
-    check: Callable[[Node, Diagnostics], None],
+    document: Dataflow | Package, shape: MappingShape, check_entry: Callable[[Node], None]
 ) -> tuple[Node, ...]:
     """Return the entries of the section; none if there is no section.
 
     Args:
         document: the definition.
         shape: the shape of an entry.
-        check: reports what the shape does not say of an entry, which is a mapping.
+        check_entry: reports what the shape does not say of an entry, which is a mapping.
 
     Raises:
         InvalidDefinition: the section has errors; with all of them.
     """
     if document.tests is None:
         return ()
-    diagnostics = Diagnostics()
-    conformity = Conformity(GRAMMAR, diagnostics)
-    tests = conformity.bound(document.tests, Many(shape))
-    conformity.check(tests, Many(shape))
+    tests, what = document.tests, "dataflow" if isinstance(document, Dataflow) else "package"
+    check(tests, Many(shape))
     for entry in tests.items:
         if isinstance(entry.value, dict):
-            check(entry, diagnostics)
-    diagnostics.raise_if_any("dataflow" if isinstance(document, Dataflow) else "package")
+            check_entry(entry)
+    if errors := tests.diagnostics.take():
+        raise InvalidDefinition(what, errors)
     return tests.items
 
 
@@ -116,27 +112,21 @@ def arguments_of(
     }
 
 
-def check_expectation(
-    entry: Node, diagnostics: Diagnostics, keys: Sequence[str], *, nullable: Sequence[str] = ()
-) -> None:
+def check_expectation(entry: Node, keys: Sequence[str], *, nullable: Sequence[str] = ()) -> None:
     """Report an entry that expects nothing. `nullable`: the keys that expect something if null."""
     if not any(entry.get(key) or (key in nullable and entry.given(key)) for key in keys):
         listed = ", ".join(f"`{key}`" for key in keys)
-        diagnostics.add(entry.diagnostic_at("E04", f"expects nothing: give one of {listed}"))
+        entry.report("E04", f"expects nothing: give one of {listed}")
 
 
-def check_known(
-    node: Node | None, diagnostics: Diagnostics, what: str, known: Iterable[str]
-) -> None:
+def check_known(node: Node | None, what: str, known: Iterable[str]) -> None:
     """Report keys of a mapping that are not among the known names; `-` and `_` are equal."""
     names = list(known)
     same = {mangled(name) for name in names}
-    for name in node.members if node is not None else ():
-        if mangled(name) not in same:
-            assert node is not None
+    for name in () if node is None else node.members:
+        if node is not None and mangled(name) not in same:
             near = did_you_mean(name, names) or f"; there are {', '.join(names) or 'none'}"
-            said = f"there is no {what} `{name}`{near}"
-            diagnostics.add(node.diagnostic_at("E04", said, key=name))
+            node.report("E04", f"there is no {what} `{name}`{near}", key=name)
 
 
 def line_at(entry: Node, *path: str) -> int:

@@ -226,9 +226,7 @@ def read_bindings(path: str | Path) -> BindingsText:
         raise InputError(f"the bindings file cannot be read ({error})", path=str(file)) from error
     diagnostics = Diagnostics()
     root = read_tree(text, diagnostics)
-    bindings = (
-        _BindingsReader(diagnostics, file.parent).read(root) if root is not None else BindingsText()
-    )
+    bindings = _BindingsReader(file.parent).read(root) if root is not None else BindingsText()
     diagnostics.raise_if_any("bindings", str(file))
     return bindings
 
@@ -237,18 +235,17 @@ _SECTIONS = ("sources", "sinks", "functions", "env")
 
 
 class _BindingsReader:
-    def __init__(self, diagnostics: Diagnostics, folder: Path) -> None:
-        self._mistakes = diagnostics
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, root: Node) -> BindingsText:
         if not isinstance(root.value, dict):
-            self._wrong(root, f"expected a mapping of {', '.join(_SECTIONS)}, found {root.kind}")
+            root.report("E04", f"expected a mapping of {', '.join(_SECTIONS)}, found {root.kind}")
         for key, node in root.members.items():
             if key not in _SECTIONS:
-                self._wrong(node, f"unknown key; expected {', '.join(_SECTIONS)}")
+                node.report("E04", f"unknown key; expected {', '.join(_SECTIONS)}")
             elif not isinstance(node.value, dict | None):
-                self._wrong(node, f"expected a mapping by name, found {node.kind}")
+                node.report("E04", f"expected a mapping by name, found {node.kind}")
         return BindingsText(
             sources=self._topics(root.get("sources"), "source"),
             sinks=self._topics(root.get("sinks"), "sink"),
@@ -256,16 +253,13 @@ class _BindingsReader:
             env=self._texts(root.get("env"), "text"),
         )
 
-    def _wrong(self, node: Node, message: str) -> None:
-        self._mistakes.add(node.diagnostic_at("E04", message))
-
     def _topics(self, node: Node | None, role: str) -> dict[str, TopicBinding]:
         bindings: dict[str, TopicBinding] = {}
         for topic, place in (node.members if node else {}).items():
             try:
                 binding = self._topic(role, topic, place)
             except InputError as error:
-                self._wrong(place, error.message)
+                place.report("E04", error.message)
             else:
                 if binding is not None:
                     bindings[topic] = self._relative(binding)
@@ -277,12 +271,12 @@ class _BindingsReader:
         kinds = [key for key in node.members if key in _OPTIONS[role]]
         if len(kinds) != 1:
             kinds_of_role = ", ".join(_OPTIONS[role])
-            self._wrong(node, f"expected `KIND:PATH` or a mapping with one of {kinds_of_role}")
+            node.report("E04", f"expected `KIND:PATH` or a mapping with one of {kinds_of_role}")
             return None
         member = node.members[kinds[0]]
         target = member.value
         if isinstance(target, dict | tuple):
-            self._wrong(member, f"expected a path behind {kinds[0]}, found {member.kind}")
+            member.report("E04", f"expected a path behind {kinds[0]}, found {member.kind}")
             return None
         options = {key: option.plain() for key, option in node.members.items() if key != kinds[0]}
         return checked_binding(
@@ -305,7 +299,7 @@ class _BindingsReader:
         texts: dict[str, str] = {}
         for name, place in (node.members if node else {}).items():
             if place.text is None or (":" in expected and ":" not in place.text):
-                self._wrong(place, f"expected {expected}, found {place.kind}")
+                place.report("E04", f"expected {expected}, found {place.kind}")
             else:
                 texts[name] = place.text
         return texts

@@ -15,8 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.dataflow.definition.scope import Scope
-from arroyo_dagster.dataflow.definition.types import CompositeType, ScalarType, TypeDef, same_name
+from arroyo_dagster.dataflow.definition.types import (
+    CompositeType,
+    ScalarType,
+    Scope,
+    TypeDef,
+    same_name,
+)
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.json_fields import parse_json

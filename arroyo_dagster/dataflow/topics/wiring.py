@@ -16,7 +16,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.runtime.letters import DEAD_LETTERS
 from arroyo_dagster.dataflow.runtime.service import Bindings, converter_of
 from arroyo_dagster.dataflow.storage.boundary import FILE_METADATA

@@ -7,23 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from arroyo_dagster.dataflow.definition import grammar
+from arroyo_dagster.dataflow.definition import grammar, shapes
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
-from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
+from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.definition.shapes import (
-    Both,
-    ByName,
-    Conformity,
-    CustomShape,
-    Either,
-    Many,
-    MappingShape,
-    Named,
-    Shape,
-    Variants,
-    text_of,
-)
+from arroyo_dagster.dataflow.definition.shapes import MappingShape, Shape, check, text_of
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
 from arroyo_dagster.dataflow.testing.suite import find_tests
 
@@ -163,35 +151,33 @@ Member = tuple[int, str]
 """A table of the grammar, by its identity, and a name in it."""
 
 
-def tables(*shapes: Shape) -> dict[int, MappingShape]:
-    """Every table of members below the shapes."""
+def tables(*roots: Shape) -> dict[int, MappingShape]:
+    """Every table of members below the roots."""
     found: dict[int, MappingShape] = {}
-    rest = list(shapes)
+    rest = list(roots)
     while rest:
         shape = rest.pop()
-        if isinstance(shape, Named):
-            shape = grammar.GRAMMAR[shape.name]
         if isinstance(shape, MappingShape) and id(shape) not in found:
             found[id(shape)] = shape
             rest += [one.shape for one in shape.fields.values()]
-        elif isinstance(shape, Variants):
+        elif isinstance(shape, shapes.Variants):
             rest += [*shape.by_type.values(), shape.otherwise]
-        elif isinstance(shape, Either | Both):
+        elif isinstance(shape, shapes.Either | shapes.Both):
             rest += shape.shapes
-        elif isinstance(shape, Many | ByName):
+        elif isinstance(shape, shapes.Many | shapes.ByName):
             rest.append(shape.of)
-        elif isinstance(shape, CustomShape):
+        elif isinstance(shape, shapes.CustomShape | shapes.Named):
             rest.append(shape.shape)
     return found
 
 
 TABLES = tables(grammar.DATAFLOW, grammar.PACKAGE)
-OF_A_TYPE = {id(one) for one in (*grammar.TYPE.by_type.values(), grammar.TYPE.otherwise)}
+OF_A_TYPE = {id(one) for one in (*grammar.TYPES.by_type.values(), grammar.TYPES.otherwise)}
 
 
 def member(table: MappingShape, name: str) -> Member:
     """A member; what every type may have is one member for all types."""
-    common = name in grammar.MEMBER_FIELDS and id(table) in OF_A_TYPE
+    common = name.replace("-", "_") in grammar.MEMBER_FIELDS and id(table) in OF_A_TYPE
     return (0 if common else id(table)), name
 
 
@@ -210,20 +196,20 @@ class Log:
         self.present: set[Member] = set()
         self.places: set[tuple[str, str]] = set()
         self.read: set[tuple[str, str]] = set()
-        bind, spelled = Conformity._with_members, Node._spelled
+        check_members, spelled = shapes._check_members, Node._spelled
 
-        def with_members(conformity: Conformity, node: Node, known: list[MappingShape]) -> Node:
-            for table in known:
+        def checked(node: Node, known: list[tuple[MappingShape, bool]]) -> None:
+            for table, _ in known:
                 for name in table.fields.keys() & node.members.keys():
                     self.present.add(member(table, name))
                     self.places.add((node.path, name))
-            return bind(conformity, node, known)
+            check_members(node, known)
 
         def asked(node: Node, key: str) -> tuple[str, ...]:
             self.read.add((node.path, key))
             return spelled(node, key)
 
-        monkeypatch.setattr(Conformity, "_with_members", with_members)
+        monkeypatch.setattr(shapes, "_check_members", checked)
         monkeypatch.setattr(Node, "_spelled", asked)
 
 
@@ -259,7 +245,8 @@ def test_every_member_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reader_gets_no_member_that_the_grammar_lacks() -> None:
     root = read_tree("meta: {name: n}", Diagnostics())
     assert root is not None
-    meta = Conformity(grammar.GRAMMAR, Diagnostics()).bound(root, grammar.DATAFLOW).get("meta")
+    check(root, grammar.DATAFLOW)
+    meta = root.get("meta")
     assert meta is not None
     assert text_of(meta, "name") == "n"
     with pytest.raises(LookupError, match="no member `nmae` at `meta`"):
@@ -270,3 +257,14 @@ def test_a_list_may_have_an_item() -> None:
     other = EVERY_DATAFLOW.replace("type: list, items:", "type: list, item:")
     assert other != EVERY_DATAFLOW
     assert parsed(other) == parsed(EVERY_DATAFLOW)
+
+
+def test_a_second_reading_of_tests_reports_only_its_own_errors() -> None:
+    text = EVERY_PACKAGE.replace("{s: {}}, value", "{far: {}}, value")
+    document = parse_document(text.replace("0.1.0}]", "0.1.0, states: [{name: far}]}]"))
+    with pytest.raises(InvalidDefinition, match="no state `far`"):
+        find_tests(document, {})
+    head, _, rest = EVERY_PACKAGE.partition("imports: [{pkg: demo/counting@0.1.0}]")
+    other = parse_document(head + rest.partition("functions")[0].replace("  s:", "  far:"))
+    assert isinstance(other, Package)
+    assert len(find_tests(document, {"demo/counting@0.1.0": other})) == 2

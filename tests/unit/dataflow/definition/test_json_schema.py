@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics
-from arroyo_dagster.dataflow.definition.json_schema import ROOTS, json_schema, schema_text
+from arroyo_dagster.dataflow.definition.grammar import ROOTS, json_schema, schema_text
 from arroyo_dagster.dataflow.definition.yaml_tree import read_tree
 from tests.definitions import CASES
 from tests.unit.dataflow.definition.test_grammar import EVERY_DATAFLOW, EVERY_PACKAGE

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.definition.scope import scope_of
+from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records

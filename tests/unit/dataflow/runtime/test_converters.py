@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
-from arroyo_dagster.dataflow.definition.scope import Scope
+from arroyo_dagster.dataflow.definition.types import Scope
 from arroyo_dagster.dataflow.runtime import converters
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from tests.dataflows import builder, definition
