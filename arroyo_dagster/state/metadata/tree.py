@@ -59,6 +59,9 @@ class CheckpointTree:
     def __new__(cls, store: ObjectStore, paths: JobPaths, **options: Any) -> Self:
         return object.__new__(cls._form(paths.layout))
 
+    def __getnewargs__(self) -> tuple[ObjectStore, JobPaths]:
+        return self.store, self.paths  # a copy, here or in another process, is of the same form
+
     @classmethod
     def _form(cls, layout: Layout) -> type[Self]:
         """Return the class for a layout; a form returns itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,14 +11,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import (
-    ConflictError,
-    FormatError,
-    InputError,
-    ProtocolError,
-)
+from arroyo_dagster.errors import ConflictError, FormatError, InputError, ProtocolError
 from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
+    BackingStore,
     Checkpoint,
     CheckpointState,
     Epoch,
@@ -93,6 +90,13 @@ def manifest_of(
         operators=(operator(backend.store, backend.paths, epoch),),
         parent_ref=base.ref if base else None,
     )
+
+
+@pytest.mark.parametrize("paths", [PATHS, LEGACY])
+def test_a_backend_that_was_sent_to_another_process_is_of_the_same_layout(paths: JobPaths) -> None:
+    backend = ParquetBackend(MemoryStore(), paths)
+    assert isinstance(backend, BackingStore)
+    assert type(pickle.loads(pickle.dumps(backend))) is type(backend) is not ParquetBackend
 
 
 def started(store: ObjectStore) -> ParquetBackend:
