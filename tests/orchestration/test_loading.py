@@ -124,7 +124,7 @@ def test_a_damaged_list_is_kept_and_named(words: Deployment, home: Path) -> None
     assert keys(words.defs) == {"arroyo/fleet"}
     assert cached(home).read_text() == "{"
     text = fleet(words)
-    assert "is not JSON" in text
+    assert "should be JSON" in text
     assert "remove it" in text
 
 
