@@ -29,7 +29,7 @@ MOST_LINES = {
     "": 944,
     "cli": 9_475,
     "dataflow": 21_134,
-    "orchestration": 9_981,
+    "orchestration": 9_949,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_070,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_994
+MOST_LINES_OF_TESTS = 91_976
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -162,6 +162,13 @@ def instance(_shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstanc
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty DAGSTER_HOME."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve pipelines again without the wait that outlasts a lease."""
     monkeypatch.setattr(serving, "_AGAIN_SECONDS", 0.0)

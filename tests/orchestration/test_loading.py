@@ -31,6 +31,7 @@ from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.launching import PROJECT
+from tests.orchestration.results import keys
 
 KEY = "arroyo/words/main/checkpoint"
 
@@ -50,22 +51,12 @@ def emptied(_: ObjectStore) -> ObjectStore:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def words(deployed: Deployment, home: Path) -> Deployment:
     """A deployment with one pipeline, whose list is kept."""
     Written(deployed.store, protocol_job("words")).epochs(1)
     deployed.build()
     assert KEY in keys(deployed.defs)
     return deployed
-
-
-def keys(defs: dg.Definitions) -> set[str]:
-    return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
 
 
 def fleet(deployed: Deployment) -> str:
