@@ -15,7 +15,6 @@ from .definitions import (
 from .definitions import (
     build_arroyo_definitions as build_arroyo_definitions,
 )
-from .directory import ArroyoDirectory as ArroyoDirectory
 from .failures import as_failure as as_failure
 from .gc.assets import (
     DeadJobsConfig as DeadJobsConfig,
@@ -30,6 +29,7 @@ from .lineage import Lineage as Lineage
 from .pipelines.model import PipelineList as PipelineList
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command
+from .resources import ArroyoDirectory as ArroyoDirectory
 from .resources import (
     ArroyoStateStore as ArroyoStateStore,
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +21,8 @@ from arroyo_dagster.orchestration.dataflow.assets import (
     load_graph,
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.export.assets import build_exports
-from arroyo_dagster.orchestration.fleet import FLEET_CRON, WAITING_LIMIT, build_fleet
+from arroyo_dagster.orchestration.fleet import FLEET_CRON, WAITING_LIMIT, build_fleet, report_fleet
 from arroyo_dagster.orchestration.gc.assets import (
     DeadJobsConfig,
     GcConfig,
@@ -40,10 +40,13 @@ from arroyo_dagster.orchestration.requests import (
     due_by_backlog,
     due_schedule,
 )
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
-from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
+from arroyo_dagster.orchestration.resources import (
+    ArroyoDirectory,
+    ArroyoStateStore,
+    SparkSessionResource,
+)
+from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner, Tools
 from arroyo_dagster.orchestration.sensor import SensorOptions, build_checkpoint_sensor
-from arroyo_dagster.orchestration.serving import Tools
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import build_bootstrapped_state
 from arroyo_dagster.orchestration.surgery.forked_state import StateFork, build_forked_state
 from arroyo_dagster.orchestration.translator import (
@@ -262,15 +265,16 @@ class _Parts:
         if self.mode == "maintain":
             parts += self._maintenance(clock, maintained)
         graphs = [self._graph(file) for file in options.dataflows]
+        fleet = self.names, maintained, options.waiting_limit
         parts += [
-            build_verify(self.names, options.verify, cron=times.verify, **clock),
-            build_fleet(
+            build_verify(
                 self.names,
-                maintained,
-                waiting_limit=options.waiting_limit,
-                cron=times.fleet,
+                options.verify,
+                partial(report_fleet, *fleet),
+                cron=times.verify,
                 **clock,
             ),
+            build_fleet(*fleet, cron=times.fleet, **clock),
             dg.Definitions(
                 assets=lineage_specs(self.names, options.lineage, options.freshness),
                 sensors=[self._sensor(graphs)],

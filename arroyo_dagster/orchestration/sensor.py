@@ -27,7 +27,7 @@ from arroyo_dagster.orchestration.rendering import (
 from arroyo_dagster.orchestration.requests import sensor_status
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Names
-from arroyo_dagster.orchestration.verify.history import FIGURES, TABLES, tables_metadata
+from arroyo_dagster.orchestration.verify.verdict import FIGURES, TABLES, tables_metadata
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.health import EpochFigures

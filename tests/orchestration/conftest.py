@@ -125,11 +125,11 @@ class Deployment:
             raise_on_error=False,
         )
 
-    def check(self, pipeline: str, name: str) -> LastResult | None:
+    def check(self, pipeline: str, name: str = "restorable") -> LastResult:
         """The last result of a check of a pipeline, or of the fleet, as Dagster shows it."""
         table = "fleet" if name == "every_pipeline_known" else f"{pipeline}/checkpoint"
         key = dg.AssetCheckKey(dg.AssetKey(["arroyo", *table.split("/")]), name)
-        return last_results(self.instance, [key]).get(key)
+        return last_results(self.instance, [key])[key]
 
 
 def told(result: Any) -> dict[str, str]:
