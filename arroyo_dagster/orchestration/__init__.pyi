@@ -6,6 +6,7 @@ from .component import ArroyoStateComponent as ArroyoStateComponent
 from .definitions import (
     ArroyoOptions as ArroyoOptions,
 )
+from .definitions import Lineage as Lineage
 from .definitions import (
     MaintenanceOptions as MaintenanceOptions,
 )
@@ -25,7 +26,6 @@ from .gc.assets import (
 from .gc.assets import (
     OrphansConfig as OrphansConfig,
 )
-from .lineage import Lineage as Lineage
 from .pipelines.model import PipelineList as PipelineList
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command

@@ -175,8 +175,3 @@ def unfinished_run(instance: dg.DagsterInstance, job_name: str) -> str | None:
 def schedule_status(running: bool) -> dg.DefaultScheduleStatus:
     """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
     return dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
-
-
-def sensor_status(running: bool) -> dg.DefaultSensorStatus:
-    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
-    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
