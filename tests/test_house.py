@@ -27,15 +27,15 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 944,
-    "cli": 9_475,
+    "cli": 9_476,
     "dataflow": 20_662,
-    "orchestration": 9_981,
+    "orchestration": 9_923,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_070,
     "state.codec": 7_657,
     "state.errors": 5,
-    "state.metadata": 3_291,
+    "state.metadata": 3_294,
     "state.model": 6_214,
     "state.operations": 29_473,
     "state.planning": 11_554,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_992
+MOST_LINES_OF_TESTS = 91_978
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -6,6 +6,7 @@ from .component import ArroyoStateComponent as ArroyoStateComponent
 from .definitions import (
     ArroyoOptions as ArroyoOptions,
 )
+from .definitions import Lineage as Lineage
 from .definitions import (
     MaintenanceOptions as MaintenanceOptions,
 )
@@ -15,7 +16,6 @@ from .definitions import (
 from .definitions import (
     build_arroyo_definitions as build_arroyo_definitions,
 )
-from .directory import ArroyoDirectory as ArroyoDirectory
 from .failures import as_failure as as_failure
 from .gc.assets import (
     DeadJobsConfig as DeadJobsConfig,
@@ -26,10 +26,10 @@ from .gc.assets import (
 from .gc.assets import (
     OrphansConfig as OrphansConfig,
 )
-from .lineage import Lineage as Lineage
 from .pipelines.model import PipelineList as PipelineList
 from .pipes import PipesRunner as PipesRunner
 from .pipes import run_pipes_command as run_pipes_command
+from .resources import ArroyoDirectory as ArroyoDirectory
 from .resources import (
     ArroyoStateStore as ArroyoStateStore,
 )

@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.loading import PipelineSource, read_state, refresh_list
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
-from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.resources import ArroyoDirectory, ArroyoStateStore
 from arroyo_dagster.orchestration.secrets import as_variable
 from arroyo_dagster.orchestration.translator import (
     ArroyoAssetProps,

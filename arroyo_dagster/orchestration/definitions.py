@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,9 +22,8 @@ from arroyo_dagster.orchestration.dataflow.assets import (
     load_graph,
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.export.assets import build_exports
-from arroyo_dagster.orchestration.fleet import FLEET_CRON, WAITING_LIMIT, build_fleet
+from arroyo_dagster.orchestration.fleet import FLEET_CRON, WAITING_LIMIT, build_fleet, report_fleet
 from arroyo_dagster.orchestration.gc.assets import (
     DeadJobsConfig,
     GcConfig,
@@ -30,8 +31,8 @@ from arroyo_dagster.orchestration.gc.assets import (
     build_epoch_expiry,
     build_root_gc,
 )
-from arroyo_dagster.orchestration.lineage import Lineage, lineage_specs
 from arroyo_dagster.orchestration.loading import LIST_WITHIN, PipelineSource, read_list
+from arroyo_dagster.orchestration.pipelines.lineage import mapped, without_cycles
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.requests import (
     Due,
@@ -40,13 +41,17 @@ from arroyo_dagster.orchestration.requests import (
     due_by_backlog,
     due_schedule,
 )
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
-from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner
+from arroyo_dagster.orchestration.resources import (
+    ArroyoDirectory,
+    ArroyoStateStore,
+    SparkSessionResource,
+)
+from arroyo_dagster.orchestration.runners import MaintenanceRunner, SparkRunner, Tools
 from arroyo_dagster.orchestration.sensor import SensorOptions, build_checkpoint_sensor
-from arroyo_dagster.orchestration.serving import Tools
 from arroyo_dagster.orchestration.surgery.bootstrapped_state import build_bootstrapped_state
 from arroyo_dagster.orchestration.surgery.forked_state import StateFork, build_forked_state
 from arroyo_dagster.orchestration.translator import (
+    CHECKPOINT,
     COMPACTED_STATE,
     DEAD_JOBS,
     DIRECTORY,
@@ -68,6 +73,8 @@ COMPACTION_CRON = "17 * * * *"
 GC_CRON = "43 3 * * *"
 ORPHANS_CRON = "13 4 * * 0"
 DEAD_JOBS_CRON = "33 4 * * 0"
+SINKS_GROUP = "arroyo_sinks"
+"""Of sinks with several writers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +133,19 @@ class MaintenanceOptions:
     gc: GcConfig = field(default_factory=GcConfig)
     orphans: OrphansConfig | None = None
     dead_jobs: DeadJobsConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """Which sources and sinks of pipelines are shown.
+
+    Attributes:
+        sources, sinks: True = all, False = none, or other keys by keys, as `kafka/orders`; None
+            instead of another key leaves it to you: add `deps` of your own.
+    """
+
+    sources: bool | Mapping[str, str | None] = True
+    sinks: bool | Mapping[str, str | None] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,15 +282,16 @@ class _Parts:
         if self.mode == "maintain":
             parts += self._maintenance(clock, maintained)
         graphs = [self._graph(file) for file in options.dataflows]
+        fleet = self.names, maintained, options.waiting_limit
         parts += [
-            build_verify(self.names, options.verify, cron=times.verify, **clock),
-            build_fleet(
+            build_verify(
                 self.names,
-                maintained,
-                waiting_limit=options.waiting_limit,
-                cron=times.fleet,
+                options.verify,
+                partial(report_fleet, *fleet),
+                cron=times.verify,
                 **clock,
             ),
+            build_fleet(*fleet, cron=times.fleet, **clock),
             dg.Definitions(
                 assets=lineage_specs(self.names, options.lineage, options.freshness),
                 sensors=[self._sensor(graphs)],
@@ -423,3 +444,62 @@ class _Parts:
         if options.bootstrapped_state is not None:
             parts.append(build_bootstrapped_state(names, options.bootstrapped_state))
         return parts
+
+
+# ---- lineage -------------------------------------------------------------------------------------
+
+
+def lineage_specs(names: Names, shown: Lineage, freshness: float | None) -> Sequence[dg.AssetSpec]:
+    """Return `checkpoint` of each pipeline, downstream of its sources, and each sink once.
+
+    An edge that would close a cycle is left out, and named in the metadata.
+
+    Args:
+        freshness: the maximum age of a checkpoint in seconds, as a policy of Dagster.
+
+    Raises:
+        InputError: another key has an empty part.
+    """
+    pipelines = [
+        replace(
+            item, sources=mapped(item.sources, shown.sources), sinks=mapped(item.sinks, shown.sinks)
+        )
+        for item in names.pipelines.pipelines
+    ]
+    edges = without_cycles(pipelines)
+    policy = None
+    if freshness is not None:
+        policy = dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=freshness))
+    specs = []
+    for pipeline in pipelines:
+        sources = [dg.AssetKey(key) for key in edges.sources.get(pipeline.root, ())]
+        spec = names.spec(CHECKPOINT, pipeline, deps=sources)
+        if sources:  # Dagster's pages hide keys that nobody defines
+            reads = ", ".join(key.to_user_string() for key in sources)
+            spec = spec.merge_attributes(metadata={"arroyo/reads": reads})
+        left_out = edges.left_out.get(pipeline.root, ())
+        if left_out:
+            keys = ", ".join("/".join(key) for key in left_out)
+            spec = spec.merge_attributes(metadata={"arroyo/edges_that_close_a_cycle": keys})
+        if policy is not None:
+            spec = spec.replace_attributes(freshness_policy=policy)
+        specs.append(spec)
+    kinds = {
+        end.key: end.connector
+        for pipeline in pipelines
+        for end in pipeline.sinks
+        if end.connector is not None
+    }
+    for key, roots in edges.sinks.items():
+        writers = [names.spec(CHECKPOINT, names.find(root)) for root in roots]
+        kind = kinds.get(key)
+        specs.append(
+            dg.AssetSpec(
+                key,
+                deps=[writer.key for writer in writers],
+                group_name=writers[0].group_name if len(writers) == 1 else SINKS_GROUP,
+                kinds={kind.replace("_", "")[:32]} if kind else None,
+                description="What these pipelines write; Dagster produces nothing here.",
+            )
+        )
+    return specs

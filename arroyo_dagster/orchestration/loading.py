@@ -21,9 +21,8 @@ from dagster._core.definitions.definitions_load_context import StateBackedDefini
 from dagster._core.storage.defs_state.base import DefsStateStorage
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.pipelines.model import PipelineList
-from arroyo_dagster.orchestration.resources import ArroyoStateStore, dagster_home
+from arroyo_dagster.orchestration.resources import ArroyoDirectory, ArroyoStateStore, dagster_home
 from arroyo_dagster.orchestration.secrets import resolve_variables
 from arroyo_dagster.redaction import redact_text, redact_url
 

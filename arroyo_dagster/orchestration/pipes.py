@@ -162,7 +162,9 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
         *,
         plan: "GcPlan",
     ) -> "GcOutcome":
-        from arroyo_dagster.state.codec.derived import plain_values
+        from arroyo_dagster.state.codec.derived import plain_values, value_from_json
+        from arroyo_dagster.state.codec.gc import decode_gc_plan
+        from arroyo_dagster.state.operations.gc.execute import GcOutcome
 
         choice = self._choose_gc(request, options, plan)
         if choice.engine is StepEngine.IN_PROCESS:
@@ -181,7 +183,11 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
                 "arroyo_api_url": self.store.arroyo_api_url,
             },
         )
-        outcome = _gc_outcome(answer)
+        fields = dict(answer["outcome"])
+        engines = tuple(value_from_json(EngineChoice, choice) for choice in fields.pop("engines"))
+        data = json.dumps(answer["plan"]).encode()
+        executed = decode_gc_plan(data, "the answer of the Pipes process")
+        outcome = GcOutcome(plan=executed, engines=engines, **fields)
         options.on_done(outcome)
         return outcome
 
@@ -229,17 +235,6 @@ class PipesRunner(SparkThresholdFields, InProcessRunner, NamedSecrets):
 
 def _values(values: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(values, name) for name in names}
-
-
-def _gc_outcome(answer: Mapping[str, Any]) -> "GcOutcome":
-    from arroyo_dagster.state.codec.derived import value_from_json
-    from arroyo_dagster.state.codec.gc import decode_gc_plan
-    from arroyo_dagster.state.operations.gc.execute import GcOutcome
-
-    fields = dict(answer["outcome"])
-    engines = tuple(value_from_json(EngineChoice, choice) for choice in fields.pop("engines"))
-    plan = decode_gc_plan(json.dumps(answer["plan"]).encode(), "the answer of the Pipes process")
-    return GcOutcome(plan=plan, engines=engines, **fields)
 
 
 def _store_request(store: ArroyoStateStore) -> dict[str, Any]:

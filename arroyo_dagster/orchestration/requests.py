@@ -10,7 +10,8 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.serving import FAILED, SINCE, Tools, last_note
+from arroyo_dagster.orchestration.runners import Tools
+from arroyo_dagster.orchestration.serving import FAILED, SINCE, last_note
 from arroyo_dagster.orchestration.translator import Names
 
 MAX_RUNTIME_SECONDS = 7200
@@ -174,8 +175,3 @@ def unfinished_run(instance: dg.DagsterInstance, job_name: str) -> str | None:
 def schedule_status(running: bool) -> dg.DefaultScheduleStatus:
     """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
     return dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
-
-
-def sensor_status(running: bool) -> dg.DefaultSensorStatus:
-    """Return RUNNING or STOPPED. The default is STOPPED: installing starts nothing."""
-    return dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED

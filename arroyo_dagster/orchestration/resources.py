@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
     from arroyo_dagster.state.operations.catalog.jobs import JobListing
+    from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
     from arroyo_dagster.state.storage.store import ObjectStore
 
 SPARK_TAG = "arroyo/spark"
@@ -214,6 +215,44 @@ def dagster_home() -> str | None:
 def absolute_url(url: str) -> str:
     """Return a URL, or the absolute form of a path."""
     return url if ":" in url else os.path.abspath(url)
+
+
+class ArroyoDirectory(NamedSecrets):
+    """Your assumptions about Arroyo jobs, where the API and database of the store say nothing.
+
+    Without any source, no Arroyo job is rewritten.
+    """
+
+    plain_fields = frozenset({"assume"})
+
+    assume: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Assumed status by job or pipeline/job: stopped, running…; the API and the "
+        "database of the store take precedence.",
+    )
+
+    def directory(self, store: ArroyoStateStore) -> "JobDirectory":
+        """Return the sources of the store resource, and these assumptions.
+
+        Raises:
+            InputError: one of them cannot be used.
+        """
+        return store.directory(self.assume)
+
+    def control(self, store: ArroyoStateStore) -> "ArroyoControl":
+        """Return the API client that stops and starts jobs.
+
+        Raises:
+            InputError: no API is configured.
+        """
+        from arroyo_dagster.state.storage.arroyo.api import ArroyoControl
+
+        if store.arroyo_api_url is None:
+            raise InputError(
+                "a maintenance window needs Arroyo's REST API, to stop and start the job",
+                next_step="set arroyo_api_url of the store",
+            )
+        return ArroyoControl(store.arroyo_api_url, token=store.arroyo_api_token)
 
 
 class SparkSessionResource(NamedSecrets):

@@ -1,12 +1,17 @@
 """Where the heavy part of maintenance runs: Spark, or the process of the step."""
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.orchestration.resources import SparkSessionResource
+from arroyo_dagster.orchestration.resources import (
+    ArroyoDirectory,
+    ArroyoStateStore,
+    SparkSessionResource,
+)
 from arroyo_dagster.state.model.compaction import CompactionSettings
 from arroyo_dagster.state.model.layout import JobPaths
 
@@ -139,3 +144,12 @@ class SparkRunner(SparkThresholdFields, MaintenanceRunner):
 
 class InProcessRunner(MaintenanceRunner):
     """Runs in the process of the step: for small state, and for hosts without Java."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The resources that pipelines are served with."""
+
+    store: ArroyoStateStore
+    runner: MaintenanceRunner
+    directory: ArroyoDirectory

@@ -24,10 +24,9 @@ from arroyo_dagster.orchestration.rendering import (
     time_of_day,
     timestamp,
 )
-from arroyo_dagster.orchestration.requests import sensor_status
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
 from arroyo_dagster.orchestration.translator import CHECKPOINT, Names
-from arroyo_dagster.orchestration.verify.history import FIGURES, TABLES, tables_metadata
+from arroyo_dagster.orchestration.verify.verdict import FIGURES, TABLES, tables_metadata
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.health import EpochFigures
@@ -101,7 +100,9 @@ def build_checkpoint_sensor(
         name=names.name("arroyo_checkpoint_sensor"),
         asset_selection=dg.AssetSelection.assets(*every) if every else None,
         minimum_interval_seconds=resolved.interval_seconds or TICK_SECONDS,
-        default_status=sensor_status(running),
+        default_status=dg.DefaultSensorStatus.RUNNING
+        if running
+        else dg.DefaultSensorStatus.STOPPED,
         description="Report new epochs of every pipeline below the checkpoint URL.",
         required_resource_keys=names.resources,
     )

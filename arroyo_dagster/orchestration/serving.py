@@ -13,7 +13,7 @@ import queue
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,12 @@ from pydantic import Field
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, LeaseHeldError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, key_part
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
-from arroyo_dagster.orchestration.runners import MaintenanceRunner
+from arroyo_dagster.orchestration.runners import Tools
 from arroyo_dagster.orchestration.settings import LaunchpadConfig
+from arroyo_dagster.orchestration.translator import Names, in_layers
 from arroyo_dagster.redaction import redact_text, without_secrets
 
 if TYPE_CHECKING:
@@ -64,15 +64,6 @@ class BoundsConfig(LaunchpadConfig):
     )
 
 
-@dataclass(frozen=True)
-class Tools:
-    """The resources that pipelines are served with."""
-
-    store: ArroyoStateStore
-    runner: MaintenanceRunner
-    directory: ArroyoDirectory
-
-
 def unlisted_pipeline(root: str) -> ListedPipeline:
     """Return a job that the definitions do not know, for work on the whole root."""
     return ListedPipeline(root=root, key=tuple(map(key_part, root.split("/"))))
@@ -93,7 +84,7 @@ def is_waiting(error: BaseException | None) -> bool:
     """Return whether an error means that a pipeline waits: for a lease, or until its state, which
     changed meanwhile, is looked at again.
     """
-    return isinstance(error, WaitingError | LeaseHeldError | ConflictError)
+    return isinstance(error, WaitingError | ConflictError)
 
 
 class PipelineLog:
@@ -452,3 +443,82 @@ class _Pool:
             served.error = error
         served.seconds = time.monotonic() - began
         return served
+
+
+# ---- an asset that each pipeline has -------------------------------------------------------------
+
+AssetWork = Callable[[Turn, dg.AssetKey, Any, dg.AssetExecutionContext], Iterator[Any]]
+"""Makes the asset of this key for one pipeline, by the configuration of the run; yields events."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineStep:
+    """The step that makes the asset `table` of the pipelines that a run selects.
+
+    Attributes:
+        config: of the step; one without `BoundsConfig` has the default bounds.
+        work: makes the asset of one pipeline.
+        pool: of the step.
+        resources: keys that the step needs beside those of every step.
+        check: raises where a run must not serve the pipelines that it selects.
+        in_turn: as of `serve`.
+    """
+
+    table: str
+    config: type[dg.Config]
+    work: AssetWork
+    pool: str
+    resources: Sequence[str] = ()
+    check: Callable[[Sequence[ListedPipeline]], None] = lambda selected: None
+    in_turn: bool = False
+
+
+def build_pipeline_assets(
+    names: Names, step: PipelineStep, pipelines: Mapping[ListedPipeline, Sequence[dg.AssetKey]]
+) -> list[dg.AssetsDefinition]:
+    """Build an asset of pipelines: one step, or several for keys that Dagster cannot tell apart.
+
+    A pipeline for which nothing was to do has made nothing. What waits or fails is an observation
+    of its asset.
+
+    Args:
+        pipelines: those that have the asset, each with its upstream assets.
+    """
+    table, config_class = step.table, step.config
+    specs = [
+        (pipeline, names.spec(table, pipeline, deps=deps).replace_attributes(skippable=True))
+        for pipeline, deps in pipelines.items()
+    ]
+
+    def build(op: str, layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]]) -> dg.AssetsDefinition:
+        @dg.multi_asset(
+            name=op,
+            specs=[spec for _, spec in layer],
+            pool=names.name(step.pool),
+            can_subset=True,
+            required_resource_keys={*names.resources, *step.resources},
+        )
+        def make(
+            context: dg.AssetExecutionContext,
+            config: config_class,  # type: ignore[valid-type]
+        ) -> Any:
+            bounds = config if isinstance(config, BoundsConfig) else BoundsConfig()
+            selected = [listed for listed, spec in layer if spec.key in context.selected_asset_keys]
+            step.check(selected)
+
+            def serve_one(turn: Turn) -> Iterator[Any]:
+                yield from step.work(turn, names.key(table, turn.pipeline), config, context)
+
+            yield from serve(
+                context,
+                selected,
+                serve_one,
+                bounds,
+                names.tools(context),
+                noted=lambda pipeline: names.key(table, pipeline),
+                in_turn=step.in_turn,
+            )
+
+        return make
+
+    return in_layers(names.name(f"arroyo_{table}"), specs, build)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
@@ -16,11 +16,9 @@ from arroyo_dagster.orchestration.pipelines.model import (
     layers,
 )
 from arroyo_dagster.orchestration.rendering import with_commands
+from arroyo_dagster.orchestration.runners import Tools
 from arroyo_dagster.state.model.ids import checked_name
 from arroyo_dagster.state.planning.exports import CHANGES, EVERY, FORMATS, NEWEST, TableExport
-
-if TYPE_CHECKING:
-    from arroyo_dagster.orchestration.serving import Tools
 
 CHECKPOINT = "checkpoint"
 COMPACTED_STATE = "compacted_state"
@@ -258,10 +256,8 @@ class Names:
         """The keys of the resources that steps, schedules and sensors need."""
         return {self.name(key) for key in (STORE, RUNNER, DIRECTORY)}
 
-    def tools(self, context: Any) -> "Tools":
+    def tools(self, context: Any) -> Tools:
         """Return these resources of a step, schedule or sensor."""
-        from arroyo_dagster.orchestration.serving import Tools
-
         return Tools(
             *(getattr(context.resources, self.name(key)) for key in (STORE, RUNNER, DIRECTORY))
         )

@@ -41,7 +41,7 @@ ELSEWHERE = {
 """Pages whose commands need more than a job: the test that runs them."""
 OF_ARROYO = re.compile("--assume|--arroyo-api")
 """Commands on a job of Arroyo's, run by tests/unit/cli/test_rewrite.py."""
-OTHER_PROGRAMS = ("make ", "export ", "pip install ", "dg ")
+OTHER_PROGRAMS = ("make ", "export ", "pip ", "dg ")
 """Programs that no test runs, as they set up a machine or need a package index; `dg` is run by
 tests/orchestration/test_component.py."""
 NAMES = {"JOB": "words/main", "OPERATOR": "count", "TABLE": "counts"}
@@ -233,7 +233,7 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     known |= {"--help", "--version"}
     known |= {"--checkpoint-url", "--deployment", "--mode", "--arroyo-api-url"}  # of `dg scaffold`
     known |= {"--format"}
-    known |= {"--no-deps", "--require-hashes"}  # of pip
+    known |= {"--no-deps", "--require-hashes", "--wheel-dir"}  # of pip
     known |= {"--master", "--conf"}  # of spark-submit
     known |= {"--bootstrap-server", "--topic"}  # of kafka-get-offsets.sh
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/

@@ -125,11 +125,11 @@ class Deployment:
             raise_on_error=False,
         )
 
-    def check(self, pipeline: str, name: str) -> LastResult | None:
+    def check(self, pipeline: str, name: str = "restorable") -> LastResult:
         """The last result of a check of a pipeline, or of the fleet, as Dagster shows it."""
         table = "fleet" if name == "every_pipeline_known" else f"{pipeline}/checkpoint"
         key = dg.AssetCheckKey(dg.AssetKey(["arroyo", *table.split("/")]), name)
-        return last_results(self.instance, [key]).get(key)
+        return last_results(self.instance, [key])[key]
 
 
 def told(result: Any) -> dict[str, str]:
@@ -159,6 +159,13 @@ def instance(_shared_instance: dg.DagsterInstance) -> Iterator[dg.DagsterInstanc
     """An instance on disk, as good as new: making one takes a second."""
     yield _shared_instance
     _shared_instance.wipe()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty DAGSTER_HOME."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture

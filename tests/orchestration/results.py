@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.jobs import word_job
+from arroyo_dagster.state import ObjectStore, verify_job
+from tests.internals import lease
+from tests.jobs import state_of, word_job
 
 JOB: dict[str, Any] = {
     "rows": 24,
@@ -27,6 +29,27 @@ def configured(op: str, **config: Any) -> dict[str, Any]:
 COMPACT = configured("arroyo_compacted_state", policy="full")
 GC = configured("arroyo_retained_epochs", keep_epochs=3, dry_run=False)
 COMPACTED, RETAINED = f"{KEY}/compacted_state", f"{KEY}/retained_epochs"
+
+
+def keys(defs: Any) -> set[str]:
+    """The keys of all assets of some definitions."""
+    return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
+
+
+def loaded(store: ObjectStore, **job: Any) -> dict[str, Any]:
+    """What a restore of the job loads, without the number of the epoch."""
+    found = dict(state_of(store, word_job(store, **JOB, **job)))
+    found.pop("")
+    return found
+
+
+def assert_free_and_clean(store: ObjectStore, *jobs: Any) -> None:
+    """Assert that nobody leases these jobs, and that they are restorable."""
+    for paths in jobs or (PATHS,):
+        with lease(store, paths, "the test"):
+            pass
+        verdict = verify_job(store, paths, level=4).verdict
+        assert verdict.passed, verdict.errors
 
 
 def checks(result: Any) -> dict[str, Any]:

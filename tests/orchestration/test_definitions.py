@@ -28,11 +28,8 @@ from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, Listed
 from arroyo_dagster.orchestration.translator import EVERY_PIPELINE
 from arroyo_dagster.spark.session import OpenedSession
 from arroyo_dagster.spark.settings import SparkChoice
-
-
-def keys(defs: dg.Definitions) -> set[str]:
-    return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
-
+from tests.documentation import PROJECT
+from tests.orchestration.results import keys
 
 # ---- names ---------------------------------------------------------------------------------------
 
@@ -121,6 +118,21 @@ def test_two_deployments_merge() -> None:
         "lake/blue",
     } <= keys(merged)
     assert merged.resolve_job_def("arroyo_blue_1_verify")
+
+
+def test_pipelines_of_one_key_in_two_deployments_are_refused_as_the_page_says() -> None:
+    page = (PROJECT / "docs/dagster-configuration.md").read_text()
+    documented = re.search(r"- `(Received .*)`: the pipeline `(.*)` without .*`(.*)` of", page)
+    assert documented is not None
+    message, root, other = documented.groups()
+    blue = built(pipeline(other), deployment="blue")
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=message) as refused:
+        dg.Definitions.validate_loadable(dg.Definitions.merge(built(pipeline(root)), blue))
+    jobs = re.findall(r"'arroyo/job': '([^']*)'", str(refused.value))
+    assert {*jobs} == {root, other}
+    for remedy in ({"deployment": "green"}, {"options": ArroyoOptions(translator=Prefixed())}):
+        merged = dg.Definitions.merge(built(pipeline(root), **remedy), blue)
+        dg.Definitions.validate_loadable(merged)
 
 
 # ---- lineage -------------------------------------------------------------------------------------

@@ -37,4 +37,4 @@ def test_a_denied_job_is_unreadable_and_stops_nobody(
     verify = deployed.run("arroyo_verify")
     assert not verify.success
     assert "words/main" in failure(verify).description
-    assert deployed.check("other", "restorable") is not None
+    assert deployed.check("other")

@@ -30,8 +30,7 @@ def export(folder: object, **changes: Any) -> TableExport:
 @pytest.fixture
 def prepared(deployed: Any) -> Any:
     """A deployment with a job of several epochs, and the keys of another job."""
-    written = written_by_word_job(rows=40, keep_epochs=None)
-    copy_into(deployed.store, written)
+    copy_into(deployed.store, written_by_word_job(rows=40, keep_epochs=None))
     return deployed
 
 

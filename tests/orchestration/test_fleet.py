@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 from arroyo_dagster.errors import StorageError
@@ -14,7 +15,15 @@ from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import run_word_job
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.results import COMPACT, JOB, KEY, PATHS, checks, materialized
+from tests.orchestration.results import (
+    COMPACT,
+    JOB,
+    KEY,
+    PATHS,
+    checks,
+    event_metadata,
+    materialized,
+)
 
 CHECK = "every_pipeline_known"
 
@@ -60,6 +69,25 @@ def test_a_broken_pipeline_comes_first_and_makes_the_check_red(at_rest: Deployme
     assert KEY in check.description
 
 
+def test_a_verdict_that_changes_is_seen_in_the_fleet_at_once(at_rest: Deployment) -> None:
+    path, *_ = ParquetBackend(at_rest.store, PATHS).load().paths
+    data = at_rest.store.read(path)
+    assert at_rest.run("arroyo_verify").success
+    looked(at_rest)
+    key = dg.AssetKey(["arroyo", *KEY.split("/"), "checkpoint"])
+    page = dg.define_asset_job("page", dg.AssetSelection.checks_for_assets(key))
+    at_rest.defs = dg.Definitions.merge(at_rest.defs, dg.Definitions(jobs=[page]))
+    for broken, job in ((True, "arroyo_verify"), (False, "page"), (True, "arroyo_verify")):
+        at_rest.store.delete_many([path]) if broken else at_rest.store.put(path, data)
+        assert at_rest.run(job).success is not broken
+        check = at_rest.check("", CHECK)
+        assert (check.passed, check.is_error) == (not broken, broken)
+        fleet = dg.AssetKey(["arroyo", "fleet"])
+        (made,) = at_rest.instance.fetch_materializations(fleet, limit=1).records
+        assert event_metadata(made.asset_materialization)["arroyo/broken"] == broken
+        assert made.run_id == ""  # as that of the verdict: Dagster shows it
+
+
 def test_a_pipeline_that_the_definitions_do_not_know_is_verified_as_a_row(
     at_rest: Deployment,
 ) -> None:
@@ -86,9 +114,7 @@ def test_a_vanished_pipeline_is_red_until_it_is_named_as_gone(at_rest: Deploymen
     assert states["old"] == "vanished"
     assert check.severity.value == "ERROR"
     assert not at_rest.run("arroyo_verify").success
-    last = at_rest.check("old", "restorable")
-    assert last is not None
-    assert "there is no such job" in last.description
+    assert "there is no such job" in at_rest.check("old").description
     at_rest.build(gone=["old"])
     _, states = looked(at_rest)
     assert "old" not in states

@@ -28,7 +28,7 @@ from tests.faulty_stores import FaultInjecting
 from tests.internals import controlled_job, lease
 from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.results import configured, event_metadata, failure, materialized
+from tests.orchestration.results import configured, event_metadata, failure, materialized, observed
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
 TABLE = "pl_x/job_b/forked_state"
@@ -81,11 +81,6 @@ def forking(deployed: Deployment) -> Forking:
     return Forking(deployed)
 
 
-def observed(result: Any) -> Any:
-    (event,) = [one for one in result.all_events if one.event_type_value == "ASSET_OBSERVATION"]
-    return event.event_specific_data.asset_observation
-
-
 def records(event: Any, name: str) -> list[dict[str, Any]]:
     return [one.data for one in event.metadata[name].records]
 
@@ -104,7 +99,7 @@ def test_a_plan_only_observes_what_would_become_of_each_table(forking: Forking) 
     assert result.success
     assert materialized(result) == []
     assert listing(forking.job.store) == before
-    event = observed(result)
+    (event,) = observed(result)
     assert event.asset_key == KEY
     digest = event_metadata(event)["arroyo/plan"]
     assert f"plan {digest} changes" in event.description
@@ -120,7 +115,7 @@ def test_a_plan_for_a_job_that_runs_says_why_not_now(forking: Forking) -> None:
     forking.build({"pl_x/job_b": "running"})
     result = forking.run()
     assert result.success
-    event = observed(result)
+    (event,) = observed(result)
     assert event_metadata(event)["why not"].startswith("the job runs")
     assert "not now: the job runs" in event.description
 
@@ -137,7 +132,7 @@ def test_an_approval_without_execution_is_refused(forking: Forking) -> None:
 def test_the_approved_plan_is_executed_and_can_be_undone(forking: Forking) -> None:
     job, before = forking.job, rows(forking.job)
     assert before != rows(forking.source)
-    digest = event_metadata(observed(forking.run()))["arroyo/plan"]
+    digest = event_metadata(observed(forking.run())[0])["arroyo/plan"]
     result = forking.run(execute=True, approve=digest)
     assert result.success
     (event,) = materialized(result)
@@ -216,7 +211,7 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
 
 
 def test_a_plan_of_a_source_that_went_on_is_not_executed(forking: Forking) -> None:
-    digest = event_metadata(observed(forking.run()))["arroyo/plan"]
+    digest = event_metadata(observed(forking.run())[0])["arroyo/plan"]
     before = rows(forking.job)
     forking.source.write({})
     result = forking.run(execute=True, approve=digest)
@@ -231,7 +226,7 @@ def test_a_job_that_another_process_maintains_waits(forking: Forking) -> None:
         result = forking.run(execute=True, lease_wait_seconds=0.0)
     assert result.success
     assert materialized(result) == []
-    assert "arroyo-state compact" in event_metadata(observed(result))[WAITING]
+    assert "arroyo-state compact" in event_metadata(observed(result)[0])[WAITING]
     assert rows(forking.job) == before
 
 

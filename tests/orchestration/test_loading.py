@@ -31,6 +31,7 @@ from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.launching import PROJECT
+from tests.orchestration.results import keys
 
 KEY = "arroyo/words/main/checkpoint"
 
@@ -50,12 +51,6 @@ def emptied(_: ObjectStore) -> ObjectStore:
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
 def words(deployed: Deployment, home: Path) -> Deployment:
     """A deployment with one pipeline, whose list is kept."""
     Written(deployed.store, protocol_job("words")).epochs(1)
@@ -64,15 +59,10 @@ def words(deployed: Deployment, home: Path) -> Deployment:
     return deployed
 
 
-def keys(defs: dg.Definitions) -> set[str]:
-    return {key.to_user_string() for key in defs.resolve_all_asset_keys()}
-
-
 def fleet(deployed: Deployment) -> str:
     """What the check of the fleet says."""
     assert deployed.run("arroyo_fleet").success
     result = deployed.check("", "every_pipeline_known")
-    assert result is not None
     assert not result.passed
     return result.description
 
@@ -124,7 +114,7 @@ def test_a_damaged_list_is_kept_and_named(words: Deployment, home: Path) -> None
     assert keys(words.defs) == {"arroyo/fleet"}
     assert cached(home).read_text() == "{"
     text = fleet(words)
-    assert "is not JSON" in text
+    assert "should be JSON" in text
     assert "remove it" in text
 
 

@@ -32,7 +32,7 @@ from tests.fleets import Written, legacy_job
 from tests.formats import RowsDigest, is_compacted
 from tests.gc_jobs import restorable, without_ours
 from tests.internals import LeaseOptions, lease
-from tests.jobs import listing, run_word_job, state_of, word_job
+from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.results import (
     COMPACT,
@@ -44,6 +44,7 @@ from tests.orchestration.results import (
     configured,
     event_metadata,
     failure,
+    loaded,
     logged,
     materialized,
     observed,
@@ -66,20 +67,13 @@ def expired(deployed: Deployment, **config: Any) -> Any:
     return deployed.run("arroyo_gc", run_config=given)
 
 
-def rows(deployed: Deployment) -> dict[str, Any]:
-    """What a restore loads, without the number of the epoch."""
-    found = dict(state_of(deployed.store, word_job(deployed.store, **JOB)))
-    found.pop("")
-    return found
-
-
 # ---- compaction ----------------------------------------------------------------------------------
 
 
 def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     at_rest: Deployment,
 ) -> None:
-    before = rows(at_rest)
+    before = loaded(at_rest.store)
     result = compacted(at_rest)
     assert result.success
     (event,) = materialized(result)
@@ -89,7 +83,7 @@ def test_a_job_at_rest_is_compacted_and_a_second_run_materialises_nothing(
     before_files, after_files = map(int, facts["files"].split(" → "))
     assert before_files > after_files
     assert facts["forecast"].startswith(f"{after_files} files, ")
-    assert rows(at_rest) == before
+    assert loaded(at_rest.store) == before
     objects = listing(at_rest.store)
     again = compacted(at_rest)
     assert again.success

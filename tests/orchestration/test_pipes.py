@@ -40,7 +40,7 @@ from arroyo_dagster.state import open_store, verify_job
 from tests.documentation import blocks
 from tests.internals import lease, newest_lease
 from tests.jobs import run_word_job, state_of, word_job
-from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured
+from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured, logged
 from tests.orchestration.test_store_options import of_yaml
 
 PROJECT = Path(__file__).parents[2]
@@ -122,10 +122,6 @@ def failure_of(result: dg.ExecuteInProcessResult) -> str:
     return str(data.user_failure_data.description if data.user_failure_data else data.error)
 
 
-def log_of(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> str:
-    return "\n".join(one.user_message for one in instance.all_logs(result.run_id))
-
-
 @pytest.mark.parametrize(
     ("job", "config", "asset"),
     [("arroyo_compaction", COMPACT, "compacted_state"), ("arroyo_gc", GC, "retained_epochs")],
@@ -158,7 +154,7 @@ def test_only_the_documented_interface_of_a_client_is_used(
         found = instance.get_run_by_id(done.run_id)
         assert found is not None
         assert found.tags[EXTERNAL_TAG] == "Cluster ID: j-1"
-        assert "the process of the Pipes client: Cluster ID: j-1" in log_of(instance, done)
+        assert "the process of the Pipes client: Cluster ID: j-1" in str(logged(instance, done))
     assert len(client.asked) == 2
 
 
@@ -365,7 +361,7 @@ def test_a_pipeline_runs_elsewhere_and_its_document_is_the_metadata(
     done = dg.materialize([words], instance=instance)
     (event,) = done.get_asset_materialization_events()
     assert event.materialization.metadata["newest_epoch"].value == 2
-    assert "epoch 1: " in log_of(instance, done)
+    assert "epoch 1: " in str(logged(instance, done))
 
 
 # ---- the component and the pages -----------------------------------------------------------------

@@ -31,8 +31,8 @@ from tests.fleets import protocol_job
 from tests.internals import FleetCursor
 
 
-def test_schedules_and_sensors_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+@pytest.mark.usefixtures("home")
+def test_schedules_and_sensors_are_counted() -> None:
     found, daemons, sensor = check_instance()
     assert found.status is CheckStatus.WARNING
     assert found.detail == f"{dg.__version__}; 0 schedules on, 0 off; 0 sensors on, 0 off"
@@ -49,22 +49,13 @@ def test_no_dagster_home_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None
     assert "DAGSTER_HOME" in found.detail
 
 
-def test_an_instance_that_cannot_be_opened_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    (tmp_path / "dagster.yaml").write_text("storage: {sqlite: {base_dir: /proc/nowhere}}\n")
+def test_an_instance_that_cannot_be_opened_is_an_error(home: Path) -> None:
+    (home / "dagster.yaml").write_text("storage: {sqlite: {base_dir: /proc/nowhere}}\n")
     (found,) = check_instance()
     assert found.status is CheckStatus.ERROR
 
 
 # ---- daemons and the sensor ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    return tmp_path
 
 
 def _switch_on(instance: dg.DagsterInstance, name: str, cursor: str | None) -> None:

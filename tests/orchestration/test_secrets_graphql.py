@@ -232,7 +232,7 @@ PYTHON = """
 import dagster as dg
 from arroyo_dagster.orchestration import MaintenanceOptions, OrphansConfig
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.directory import ArroyoDirectory
+from arroyo_dagster.orchestration.resources import ArroyoDirectory
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline, PipelineList
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
 

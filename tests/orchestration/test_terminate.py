@@ -10,11 +10,9 @@ import dagster as dg
 import pytest
 
 from arroyo_dagster.orchestration import ArroyoStateStore
-from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store, verify_job
+from arroyo_dagster.state import ParquetBackend, open_store
 from tests.formats import is_compacted
-from tests.internals import lease
-from tests.jobs import state_of, word_job
-from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS
+from tests.orchestration.results import COMPACT, GC, KEY, PATHS, assert_free_and_clean, loaded
 from tests.orchestration.terminating import Phase, Terminator, definitions, events_of
 from tests.shares import some_of
 
@@ -58,13 +56,6 @@ def assert_ended_for_good(instance: dg.DagsterInstance, run_id: str, status: str
     assert "STEP_RESTARTED" not in events
 
 
-def assert_free_and_clean(store: ObjectStore) -> None:
-    with lease(store, PATHS, "the test"):
-        pass
-    verdict = verify_job(store, PATHS, level=4).verdict
-    assert verdict.passed, verdict.errors
-
-
 def next_run(terminator: Terminator, root: Path, job: str) -> dg.ExecuteInProcessResult:
     found = definitions(ArroyoStateStore(checkpoint_url=str(root)), KEY).resolve_job_def(job)
     return found.execute_in_process(instance=terminator.instance, run_config=CONFIG[job])
@@ -74,18 +65,12 @@ def terminate(terminator: Terminator, root: Path, job: str, phase: Phase, **opti
     return terminator.terminated(str(root), job, CONFIG[job], phase, **options)
 
 
-def state(store: ObjectStore) -> dict[str, Any]:
-    found = dict(state_of(store, word_job(store, **JOB)))
-    found.pop("")
-    return found
-
-
 @pytest.mark.parametrize("phase", some_of(COMPACTION_PHASES, 4, first=3))
 def test_a_terminated_compaction_ends_and_the_next_run_does_the_work(
     phase: str, terminator: Terminator, root: Path
 ) -> None:
     store = open_store(str(root))
-    before = state(store)
+    before = loaded(store)
     run_id = terminate(terminator, root, "arroyo_compaction", COMPACTION_PHASES[phase])
     assert_ended_for_good(terminator.instance, run_id, "CANCELED")
     assert_free_and_clean(store)
@@ -96,7 +81,7 @@ def test_a_terminated_compaction_ends_and_the_next_run_does_the_work(
     assert result.success
     assert len(result.get_asset_materialization_events()) == (0 if published else 1)
     assert any(map(is_compacted, ParquetBackend(store, PATHS).load().paths))
-    assert state(store) == before
+    assert loaded(store) == before
 
 
 @pytest.mark.parametrize("phase", some_of(GC_PHASES, 4))
@@ -104,14 +89,14 @@ def test_a_terminated_collection_ends_and_the_next_run_does_the_rest(
     phase: str, terminator: Terminator, root: Path
 ) -> None:
     store = open_store(str(root))
-    before = state(store)
+    before = loaded(store)
     run_id = terminate(terminator, root, "arroyo_gc", GC_PHASES[phase])
     assert_ended_for_good(terminator.instance, run_id, "CANCELED")
     assert_free_and_clean(store)
     assert next_run(terminator, root, "arroyo_gc").success
     assert ParquetBackend(store, PATHS).epochs() == [6, 7, 8]
     assert_free_and_clean(store)
-    assert state(store) == before
+    assert loaded(store) == before
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store, verify_job
+from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store
 from arroyo_dagster.state.operations.catalog.jobs import paths_of
 from tests.formats import is_compacted
-from tests.internals import lease
-from tests.jobs import run_word_job, state_of, word_job
+from tests.jobs import run_word_job
 from tests.orchestration.launching import ROOTS, Webserver, webserver
-from tests.orchestration.results import JOB, configured
+from tests.orchestration.results import JOB, assert_free_and_clean, configured, loaded
 from tests.orchestration.terminating import Phase, events_of
 from tests.shares import all_but
 
@@ -47,19 +46,8 @@ def batch(table: str, *, parallel_jobs: int = 1, **settings: Any) -> dict[str, A
     return configured(f"arroyo_{table}", parallel_jobs=parallel_jobs, **settings)
 
 
-def assert_free_and_clean(store: ObjectStore) -> None:
-    for paths in JOBS:
-        with lease(store, paths, "the test"):
-            pass
-        verdict = verify_job(store, paths, level=4).verdict
-        assert verdict.passed, verdict.errors
-
-
 def states(store: ObjectStore) -> list[dict[str, Any]]:
-    found = [dict(state_of(store, word_job(store, **JOB, job=paths.job))) for paths in JOBS]
-    for one in found:
-        one.pop("")
-    return found
+    return [loaded(store, job=paths.job) for paths in JOBS]
 
 
 def compacted(store: ObjectStore) -> list[bool]:
@@ -98,14 +86,14 @@ def test_a_batch_of_compactions_is_ended_for_good(
     parallel = 2 if how == "terminate" else 1
     config = batch("compacted_state", parallel_jobs=parallel, policy="full", wait_seconds=0.0)
     run = launched(server, "compaction", config, MERGING, how)
-    assert_free_and_clean(store)
+    assert_free_and_clean(store, *JOBS)
     done = compacted(store)
     assert done[1:] == [False, False]
     assert done[0] or parallel == 2
     assert materialized(server, run) == {key for key, one in zip(ROOTS, done, strict=True) if one}
     assert server.here("arroyo_compaction", config).success
     assert compacted(store) == [True, True, True]
-    assert_free_and_clean(store)
+    assert_free_and_clean(store, *JOBS)
     assert states(store) == before
 
 
@@ -116,7 +104,7 @@ def test_a_batch_of_expiries_is_ended_for_good(
     before = states(store)
     config = batch("retained_epochs", keep_epochs=3, dry_run=False)
     launched(server, "gc", config, DELETING, "terminate")
-    assert_free_and_clean(store)
+    assert_free_and_clean(store, *JOBS)
     assert ParquetBackend(store, JOBS[0]).epochs() == [6, 7, 8]
     assert ParquetBackend(store, JOBS[2]).epochs() == list(range(1, 9))
     if following == "here":
@@ -125,5 +113,5 @@ def test_a_batch_of_expiries_is_ended_for_good(
         assert server.ended(server.launch("arroyo_gc", config)).is_success
     for paths in JOBS:
         assert ParquetBackend(store, paths).epochs() == [6, 7, 8]
-    assert_free_and_clean(store)
+    assert_free_and_clean(store, *JOBS)
     assert states(store) == before

@@ -11,7 +11,7 @@ import pytest
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.orchestration import VerifyOptions
 from arroyo_dagster.orchestration.verify.definitions import verify_cron
-from arroyo_dagster.orchestration.verify.history import reported_epochs
+from arroyo_dagster.orchestration.verify.verdict import reported_epochs
 from arroyo_dagster.state import Epoch, ParquetBackend
 from arroyo_dagster.state.operations.catalog.epochs import JobReadings, read_figures
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -35,18 +35,14 @@ def requested(deployed: Deployment) -> list[str]:
     requests = deployed.due(SCHEDULE).run_requests
     if not requests:
         return []
-    config = requests[0].run_config["ops"]["arroyo_verify_op"]["config"]
-    found: list[str] = config["pipelines"]
-    return found
+    return list(requests[0].run_config["ops"]["arroyo_verify_op"]["config"]["pipelines"])
 
 
 def test_a_pipeline_is_verified_once_and_again_when_it_has_a_new_epoch(at_rest: Deployment) -> None:
     assert requested(at_rest) == [KEY]
     assert at_rest.launch_due(SCHEDULE).success
     for name in ("restorable", "healthy"):
-        verdict = at_rest.check(KEY, name)
-        assert verdict is not None
-        assert verdict.passed
+        assert at_rest.check(KEY, name).passed
     assert requested(at_rest) == []
     run_word_job(at_rest.store, **JOB, max_epochs=2)
     assert requested(at_rest) == [KEY]
@@ -60,17 +56,13 @@ def test_a_file_deleted_below_an_idle_job_is_red_within_the_interval_of_the_sche
     result = at_rest.launch_due(SCHEDULE)
     assert not result.success
     assert KEY in failure(result).description
-    verdict = at_rest.check(KEY, "restorable")
-    assert verdict is not None
+    verdict = at_rest.check(KEY)
     assert verdict.is_error
     assert path in verdict.description
     # Nothing changed: one alarm, not one each tick; and the check stays red.
     assert requested(at_rest) == []
-    again = at_rest.run(VERIFY)
-    assert again.success
-    verdict = at_rest.check(KEY, "restorable")
-    assert verdict is not None
-    assert verdict.is_error
+    assert at_rest.run(VERIFY).success
+    assert at_rest.check(KEY).is_error
 
 
 def test_a_broken_pipeline_alarms_again_after_a_day(at_rest: Deployment) -> None:
@@ -102,10 +94,8 @@ def test_one_healthy_pipeline_does_not_hide_a_sick_one_nor_the_sick_one_the_othe
     result = at_rest.launch_due(SCHEDULE)
     assert not result.success
     assert "1 of 2 pipelines failed: words/main: " in failure(result).description
-    healthy, sick = (at_rest.check(one, "restorable") for one in ("words/other", KEY))
-    assert healthy is not None
-    assert sick is not None
-    assert (healthy.passed, sick.passed) == (True, False)
+    assert at_rest.check("words/other").passed
+    assert not at_rest.check(KEY).passed
 
 
 class Touched(Wrapper):
@@ -123,9 +113,7 @@ def test_an_object_that_changed_since_it_was_verified_is_an_error(at_rest: Deplo
     assert at_rest.launch_due(SCHEDULE).success
     store.path = ParquetBackend(at_rest.store, PATHS).load().paths[0]
     assert not at_rest.launch_due(SCHEDULE).success
-    verdict = at_rest.check(KEY, "restorable")
-    assert verdict is not None
-    assert "has another size or etag" in verdict.description
+    assert "has another size or etag" in at_rest.check(KEY).description
 
 
 def test_a_pipeline_whose_lost_file_was_restored_is_green_and_audited(
@@ -138,8 +126,7 @@ def test_a_pipeline_whose_lost_file_was_restored_is_green_and_audited(
     assert not at_rest.run(VERIFY).success
     at_rest.store.put(path, data)
     assert at_rest.run(VERIFY).success
-    last = at_rest.check(KEY, "restorable")
-    assert last is not None
+    last = at_rest.check(KEY)
     assert last.passed, last.description
     assert last.metadata["arroyo/level"] == 4
 
@@ -162,15 +149,14 @@ def test_a_pipeline_that_cannot_be_read_fails_the_run_and_is_named(at_rest: Depl
     assert not result.success
     assert "words/main: " in failure(result).description
     assert "the store does not answer" in failure(result).description
-    assert at_rest.check("words/other", "restorable") is not None
+    assert at_rest.check("words/other")
 
 
 def test_a_job_without_an_epoch_is_not_red(deployed: Deployment) -> None:
     Written(deployed.store, protocol_job("words"))
     deployed.build()
     assert deployed.run(VERIFY).success
-    verdict = deployed.check("words/main", "restorable")
-    assert verdict is None or not verdict.is_error
+    assert not deployed.check("words/main").is_error
 
 
 def test_many_pipelines_are_verified_less_often() -> None:

@@ -13,9 +13,14 @@ from pydantic import Field
 
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
-from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
-from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, WaitingError
+from arroyo_dagster.orchestration.serving import (
+    BoundsConfig,
+    PipelineStep,
+    Turn,
+    WaitingError,
+    build_pipeline_assets,
+)
 from arroyo_dagster.orchestration.settings import configured, setting_field, settings_config
 from arroyo_dagster.orchestration.translator import CHECKPOINT, COMPACTED_STATE, Names
 from arroyo_dagster.state.model.compaction import (

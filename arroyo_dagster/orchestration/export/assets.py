@@ -12,8 +12,9 @@ from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, asset_job, due_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
+from arroyo_dagster.orchestration.runners import Tools
 from arroyo_dagster.orchestration.secrets import resolve_variables
-from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, serve
+from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, serve
 from arroyo_dagster.orchestration.translator import CHECKPOINT, EXPORTED_STATE, Names, in_layers
 from arroyo_dagster.state.model.ids import JobId
 from arroyo_dagster.state.model.layout import JobPaths

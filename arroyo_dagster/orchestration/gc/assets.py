@@ -18,12 +18,13 @@ from arroyo_dagster.errors import ArroyoStateError, ConflictError, LeaseHeldErro
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.failures import as_failure, failure_of
-from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
+from arroyo_dagster.orchestration.runners import Tools
 from arroyo_dagster.orchestration.serving import (
     BoundsConfig,
-    Tools,
+    PipelineStep,
     Turn,
+    build_pipeline_assets,
     serve,
     unlisted_pipeline,
 )

@@ -152,10 +152,7 @@ def endpoints_of(
 
 def ends_of_endpoints(pipeline: ListedPipeline) -> tuple[End, ...]:
     """Return the sources and sinks that a list knows of an Arroyo job, to name them anew."""
-    ends = (
-        (_end(endpoint.operator), endpoint.connector)
-        for endpoint in (*pipeline.sources, *pipeline.sinks)
-    )
+    ends = ((_end(endpoint.operator), endpoint.connector) for endpoint in pipeline.ends)
     return tuple(replace(end, connector=connector) for end, connector in ends if end is not None)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.model.ids import path_error
-from arroyo_dagster.state.model.json_fields import Fields, parse_json
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.layout import JobPaths
@@ -66,6 +65,11 @@ class ListedPipeline:
     sql: str | None = None
     epoch: int | None = None
     operators: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> tuple[LineageEndpoint, ...]:
+        """Its sources and sinks."""
+        return self.sources + self.sinks
 
     @property
     def texts(self) -> set[str]:
@@ -134,7 +138,9 @@ class PipelineList:
 
     def to_json(self) -> str:
         """Return the list as JSON; `from_json` reads it."""
-        values = {"form": FORM, **asdict(self), "keys": dict(sorted(self.keys.items()))}
+        from arroyo_dagster.state.codec.derived import plain_values
+
+        values = {"form": FORM, **plain_values(self), "keys": dict(sorted(self.keys.items()))}
         return json.dumps(values, ensure_ascii=False, indent=1)
 
     @classmethod
@@ -147,70 +153,35 @@ class PipelineList:
         Raises:
             FormatError: it has another form.
         """
+        from arroyo_dagster.state.codec.derived import decode_json, value_from_json
+
         try:
-            values = parse_json(text)
-        except ValueError as error:
+            data = text.encode(errors="replace") if isinstance(text, str) else text
+            values = decode_json(data, where or "")
+            if (form := values.pop("form", None)) != FORM:
+                raise FormatError(f"form {form!r:.20}; this release reads form {FORM}")
+            pipelines = value_from_json(cls, values)
+            pipelines._check()
+        except FormatError as error:
             raise FormatError(
-                f"a list of pipelines is not JSON: {error}", next_step=_NEXT, path=where
+                f"the list of pipelines cannot be read: {error.message}",
+                next_step=_NEXT,
+                path=where,
             ) from error
-        with Fields(values, next_step=_NEXT, path=where) as fields:
-            if (form := fields.value("form")) != FORM:
-                raise fields.wrong("form", f"{FORM}, the form of this release", form)
-            keys = fields.object("keys")
-            pipelines = cls(
-                url=fields.text("url"),
-                pipelines=tuple(map(_pipeline, fields.objects("pipelines"))),
-                keys={root: _key(keys, root) for root in fields.value("keys")},
-                listed_at_micros=fields.number("listed_at_micros"),
-                problem=fields.optional_text("problem"),
-                missing=fields.texts("missing"),
-                notes=fields.texts("notes"),
-            )
-            _check(pipelines, fields)
         return pipelines
 
-
-def _check(found: PipelineList, fields: Fields) -> None:
-    keys = {pipeline.root: pipeline.key for pipeline in found.pipelines}
-    if len(keys) < len(found.pipelines):
-        raise fields.wrong("pipelines", "one entry of each root", sorted(keys))
-    if any(found.keys.get(root) != key for root, key in keys.items()):
-        raise fields.wrong("keys", "the keys of all pipelines", sorted(found.keys))
-    if len({*found.keys.values()}) < len(found.keys):
-        raise fields.wrong("keys", "another key for each root", sorted(found.keys))
-
-
-def _pipeline(fields: Fields) -> ListedPipeline:
-    pipeline = ListedPipeline(
-        root=fields.text("root"),
-        key=_key(fields, "key"),
-        name=fields.optional_text("name"),
-        current_name=fields.optional_text("current_name"),
-        managed=fields.optional_flag("managed"),
-        sources=tuple(map(_endpoint, fields.objects("sources"))),
-        sinks=tuple(map(_endpoint, fields.objects("sinks"))),
-        sql=fields.optional_text("sql"),
-        epoch=fields.optional_number("epoch"),
-        operators=fields.texts("operators"),
-    )
-    if path_error(pipeline.root) or pipeline.root.count("/") > 1:
-        raise fields.wrong("root", "the root of a job", pipeline.root)
-    return pipeline
-
-
-def _endpoint(fields: Fields) -> LineageEndpoint:
-    return LineageEndpoint(
-        key=_key(fields, "key"),
-        operator=fields.text("operator"),
-        connector=fields.optional_text("connector"),
-    )
-
-
-def _key(fields: Fields, name: str) -> Key:
-    key = fields.texts(name)
-    if not key or not all(key):
-        raise fields.wrong(name, "the parts of a key", key)
-    return key
+    def _check(self) -> None:
+        """Raise FormatError for values that no listing yields."""
+        keys = {pipeline.root: pipeline.key for pipeline in self.pipelines}
+        every = [*self.keys.values(), *(end.key for job in self.pipelines for end in job.ends)]
+        if not all(key and all(key) for key in every):
+            raise FormatError("a key has no parts, or an empty one")
+        if any(path_error(root) or root.count("/") > 1 for root in keys):
+            raise FormatError("a pipeline has a root that is none of a job")
+        if len(keys) < len(self.pipelines) or len({*self.keys.values()}) < len(self.keys):
+            raise FormatError("two pipelines have one root or key")
+        if any(self.keys.get(root) != key for root, key in keys.items()):
+            raise FormatError("the keys are not those of all pipelines")
 
 
 # ---- free text as parts of asset keys, and names that Dagster can tell apart ---------------------

@@ -13,10 +13,9 @@ from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import format_verdict
 from arroyo_dagster.orchestration.compaction.assets import published_events
 from arroyo_dagster.orchestration.failures import failure_of
-from arroyo_dagster.orchestration.pipeline_assets import PipelineStep, build_pipeline_assets
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import asset_job
-from arroyo_dagster.orchestration.serving import Turn
+from arroyo_dagster.orchestration.serving import PipelineStep, Turn, build_pipeline_assets
 from arroyo_dagster.orchestration.settings import LaunchpadConfig, configured, setting_field
 from arroyo_dagster.orchestration.translator import SPARK, Names
 from arroyo_dagster.redaction import without_secrets

@@ -1,7 +1,7 @@
 """The checks of all pipelines, the job that evaluates those that are due, and its schedule."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,8 @@ from arroyo_dagster.orchestration.check_results import (
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, due_schedule
-from arroyo_dagster.orchestration.serving import BoundsConfig, Tools, Turn, Work, serve
+from arroyo_dagster.orchestration.runners import Tools
+from arroyo_dagster.orchestration.serving import BoundsConfig, Turn, Work, serve
 from arroyo_dagster.orchestration.translator import (
     CHECKPOINT,
     HEALTHY,
@@ -27,7 +28,6 @@ from arroyo_dagster.orchestration.translator import (
     Names,
     in_layers,
 )
-from arroyo_dagster.orchestration.verify.history import reported_epochs
 from arroyo_dagster.orchestration.verify.verdict import (
     LISTING,
     VerifyOptions,
@@ -35,13 +35,16 @@ from arroyo_dagster.orchestration.verify.verdict import (
     verify_pipeline,
 )
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.health import EpochFigures
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.planning.rules import KINDS
 
 JOB = "arroyo_verify"
 _EVENTS_A_DAY = 38_400
 _FEWEST_MINUTES = 15
+
+Verdicts = Mapping[tuple[ListedPipeline, str], LastResult]
+"""The last result of each check of checkpoints, by pipeline and name of the check."""
+OnVerified = Callable[[Any, Sequence[ListedPipeline], Verdicts], None]
 
 _TEXTS = {
     RESTORABLE: "A restore of the newest epoch finds every file that it opens, with the expected "
@@ -72,9 +75,20 @@ def verify_cron(pipelines: int) -> str:
 
 
 def build_verify(
-    names: Names, options: VerifyOptions, *, cron: str | None, timezone: str, running: bool
+    names: Names,
+    options: VerifyOptions,
+    on_verified: OnVerified,
+    *,
+    cron: str | None,
+    timezone: str,
+    running: bool,
 ) -> dg.Definitions:
-    """Build the checks `restorable` and `healthy` of each pipeline, the job and its schedule."""
+    """Build the checks `restorable` and `healthy` of each pipeline, the job and its schedule.
+
+    Args:
+        on_verified: called by a step with its context, the pipelines that it has verified, and the
+            verdicts that they had before.
+    """
 
     def due(tools: Tools, instance: dg.DagsterInstance) -> list[ListedPipeline]:
         return due_pipelines(names, tools, instance, options)
@@ -104,6 +118,7 @@ def build_verify(
         yield from serve_level(1, selected)
         audits = [one for one in passed if audit_is_due(last.get((one, RESTORABLE)), options)]
         yield from serve_level(MAX_LEVEL, audits)
+        on_verified(context, selected, last)
         if failures:
             raise dg.Failure("; ".join(failures), allow_retries=False)
         yield dg.Output(
@@ -140,7 +155,7 @@ def build_verify(
         asset_checks=in_layers(
             names.name("arroyo_checks"),
             checks,
-            lambda op, layer: _checks(names, op, layer, options),
+            lambda op, layer: _checks(names, op, layer, options, on_verified),
         ),
         jobs=[job],
         schedules=[schedule],
@@ -152,6 +167,7 @@ def _checks(
     op: str,
     layer: Sequence[tuple[ListedPipeline, dg.AssetSpec]],
     options: VerifyOptions,
+    on_verified: OnVerified,
 ) -> dg.AssetChecksDefinition:
     """Build the checks as one step, which a user runs from a page of Dagster."""
     by_key = {spec.key: pipeline for pipeline, spec in layer}
@@ -180,18 +196,13 @@ def _checks(
             last = last_verdicts(names, instance, list(selected))
 
         def work(turn: Turn) -> Iterator[dg.AssetCheckResult]:
-            pipeline = turn.pipeline
-            yield from verify_pipeline(
-                names,
-                turn,
-                last.get((pipeline, RESTORABLE)),
-                options,
-                wanted=selected[pipeline],
-                history=reported_epochs(instance, names.key(CHECKPOINT, pipeline)),
-            ).results
+            before, wanted = last.get((turn.pipeline, RESTORABLE)), selected[turn.pipeline]
+            results, _ = verify_pipeline(names, turn, before, options, instance, wanted=wanted)
+            yield from results
 
         results = serve(context, list(selected), work, BoundsConfig(), names.tools(context))
         yield from yield_and_report(context, results)
+        on_verified(context, list(selected), last)
 
     return checks
 
@@ -200,7 +211,7 @@ def _work(
     names: Names,
     context: dg.OpExecutionContext,
     options: VerifyOptions,
-    last: Mapping[tuple[ListedPipeline, str], LastResult],
+    last: Verdicts,
     level: int,
     passed: list[ListedPipeline],
 ) -> Work:
@@ -213,22 +224,20 @@ def _work(
 
     def work(turn: Turn) -> Iterator[Any]:
         pipeline, instance = turn.pipeline, context.instance
-        before, history = last.get((pipeline, RESTORABLE)), list[EpochFigures]()
-        if HEALTHY in checks:
-            history += reported_epochs(instance, names.key(CHECKPOINT, pipeline))
-        outcome = verify_pipeline(
-            names, turn, before, options, level=level, wanted=checks, history=history
+        before = last.get((pipeline, RESTORABLE))
+        results, alarm = verify_pipeline(
+            names, turn, before, options, instance, level=level, wanted=checks
         )
-        for result in outcome.results:
+        for result in results:
             earlier = last.get((pipeline, str(result.check_name)))
             reportable = is_reportable(earlier, result, options.report_every)
             if result.check_name == RESTORABLE:
-                reportable |= level == MAX_LEVEL or outcome.alarm is not None
+                reportable |= level == MAX_LEVEL or alarm is not None
                 passed.extend([pipeline] * result.passed)
             if reportable:
                 report(instance, result, context.run.run_id)
-        if outcome.alarm is not None:
-            raise dg.Failure(outcome.alarm, allow_retries=False)
+        if alarm is not None:
+            raise dg.Failure(alarm, allow_retries=False)
         yield from ()
 
     return work
@@ -236,7 +245,7 @@ def _work(
 
 def last_verdicts(
     names: Names, instance: dg.DagsterInstance, pipelines: Sequence[ListedPipeline]
-) -> dict[tuple[ListedPipeline, str], LastResult]:
+) -> Verdicts:
     """Return the last result of each check of checkpoints that was ever evaluated."""
     keys = {
         dg.AssetCheckKey(names.key(CHECKPOINT, pipeline), name): (pipeline, name)

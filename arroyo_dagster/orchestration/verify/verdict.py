@@ -21,7 +21,7 @@ from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.serving import Turn
 from arroyo_dagster.orchestration.translator import CHECKPOINT, HEALTHY, RESTORABLE, Names
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
+from arroyo_dagster.state.model.health import EpochFigures, HealthLimits, TableFigures
 from arroyo_dagster.state.model.verify import MAX_LEVEL
 from arroyo_dagster.state.planning.rules import HEALTH_RULES, KINDS
 from arroyo_dagster.state.planning.verify.findings import Finding, Verdict, error, warning
@@ -48,36 +48,26 @@ class VerifyOptions:
     limits: HealthLimits = field(default_factory=HealthLimits)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """What was found of one pipeline.
-
-    Attributes:
-        alarm: why its run fails; None where nothing is wrong, or a run failed because of the same
-            errors within `audit_after`.
-    """
-
-    alarm: str | None
-    results: Sequence[dg.AssetCheckResult]
-
-
 def verify_pipeline(
     names: Names,
     turn: Turn,
     last: LastResult | None,
     options: VerifyOptions,
+    instance: dg.DagsterInstance,
     *,
     level: int = 1,
     wanted: Sequence[str] = (RESTORABLE, HEALTHY),
-    history: Sequence[EpochFigures] = (),
-) -> Verification:
+) -> tuple[Sequence[dg.AssetCheckResult], str | None]:
     """Verify the newest epoch of a pipeline, and judge how its state develops.
 
     Args:
         last: the last result of `restorable`.
         level: how closely `restorable` looks, as of `verify_job`.
         wanted: the checks to evaluate.
-        history: figures of epochs that the store may no longer have, as of `job_health`.
+
+    Returns:
+        The results, and why the run fails; None where nothing is wrong, or a run failed because of
+        the same errors within `audit_after`.
 
     Raises:
         StorageError: the store failed.
@@ -93,8 +83,8 @@ def verify_pipeline(
             metadata = {**metadata, ALERTED: shown.timestamp(int((alerted or time.time()) * 1e6))}
         results.append(check_result(verdict, RESTORABLE, key, metadata=metadata))
     if HEALTHY in wanted:
-        results.append(_healthy(names, turn, options, history))
-    return Verification(alarm=alarm, results=results)
+        results.append(_healthy(names, turn, options, instance))
+    return results, alarm
 
 
 def _alerted(verdict: Verdict, last: LastResult | None, options: VerifyOptions) -> float | None:
@@ -193,7 +183,7 @@ def _missing(pipeline: ListedPipeline, problem: ArroyoStateError, remains: bool)
 
 
 def _healthy(
-    names: Names, turn: Turn, options: VerifyOptions, history: Sequence[EpochFigures]
+    names: Names, turn: Turn, options: VerifyOptions, instance: dg.DagsterInstance
 ) -> dg.AssetCheckResult:
     from arroyo_dagster.state.operations.catalog.health import job_health
 
@@ -204,7 +194,7 @@ def _healthy(
         pipeline.paths,
         directory.look_up([pipeline.paths])[0] if directory.sources else None,
         options.limits,
-        history=history,
+        history=reported_epochs(instance, key),
         now_micros=wall_clock(),
     )
     findings = [f for verdict in health.verdicts.values() for f in verdict.findings]
@@ -240,3 +230,61 @@ def _kinds(verdicts: Mapping[str, Verdict]) -> Iterator[dict[str, Any]]:
                 "findings": len(kinds[kind]),
                 "next step": first.next_step,
             }
+
+
+# ---- the epochs that the sensor reported: figures of what the store no longer has ----------------
+
+REPORTED = 200
+"""So many of the newest materializations are read."""
+
+FIGURES = {
+    "epoch": "arroyo/epoch",
+    "worker_generation": "arroyo/generation",
+    "finished_micros": "arroyo/finished_micros",
+    "started_micros": "arroyo/started_micros",
+    "watermark_micros": "arroyo/watermark_micros",
+    "files": "arroyo/files",
+    "size_bytes": "arroyo/bytes",
+    "rows": "arroyo/rows",
+    "new_files": "arroyo/new_files",
+    "new_size_bytes": "arroyo/new_bytes",
+}
+"""The fields of an epoch's figures, and their metadata in the events of the sensor."""
+
+TABLES = "arroyo/tables"
+"""Metadata: operator, table, files, bytes and rows of each table, as JSON."""
+
+
+def tables_metadata(figures: EpochFigures) -> str:
+    """Return the figures of the tables of an epoch as metadata."""
+    return json.dumps(
+        [[t.operator, t.table, t.files, t.size_bytes, t.rows] for t in figures.tables],
+        separators=(",", ":"),
+    )
+
+
+def reported_epochs(instance: dg.DagsterInstance, key: dg.AssetKey) -> Sequence[EpochFigures]:
+    """Return the figures of the epochs that were reported last, oldest first."""
+    records = instance.fetch_materializations(key, limit=REPORTED).records
+    figures = []
+    for record in reversed(records):
+        event = record.asset_materialization
+        if event is None or FIGURES["epoch"] not in event.metadata:
+            continue
+        values: dict[str, Any] = {
+            field: event.metadata[name].value
+            for field, name in FIGURES.items()
+            if name in event.metadata
+        }
+        tables = event.metadata.get(TABLES)
+        rows = json.loads(str(tables.value)) if tables is not None else ()
+        figures.append(EpochFigures(**values, tables=tuple(_table(*row) for row in rows)))
+    return figures
+
+
+def _table(
+    operator: str, table: str, files: int, size_bytes: int, rows: int | None
+) -> TableFigures:
+    return TableFigures(
+        operator=operator, table=table, files=files, size_bytes=size_bytes, rows=rows
+    )

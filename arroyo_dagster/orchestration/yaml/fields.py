@@ -15,11 +15,11 @@ from arroyo_dagster.orchestration.compaction.maintenance_window import Maintenan
 from arroyo_dagster.orchestration.dataflow.assets import SdfOptions
 from arroyo_dagster.orchestration.definitions import (
     ArroyoOptions,
+    Lineage,
     MaintenanceOptions,
     ScheduleOptions,
 )
 from arroyo_dagster.orchestration.gc.assets import DeadJobsConfig, GcConfig, OrphansConfig
-from arroyo_dagster.orchestration.lineage import Lineage
 from arroyo_dagster.orchestration.loading import LIST_WITHIN
 from arroyo_dagster.orchestration.pipes import PipesRunner, load_client
 from arroyo_dagster.orchestration.resources import ArroyoStateStore, SparkSessionResource
