@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.garbage import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.jobs import find_any_job
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
@@ -99,9 +99,9 @@ def undelete_command(
         print_json({"done": yes, "objects": [moved_json(file) for file in moved]})
         return
     size = format_bytes(sum(file.size_bytes for file in moved))
-    came = "were" if yes else "would be"
+    came = ("was" if len(moved) == 1 else "were") if yes else "would be"
     rest = "" if yes else "; nothing was changed, add --yes to execute"
-    click.echo(f"{paths.root}: {len(moved)} objects, {size} {came} restored{rest}")
+    click.echo(f"{paths.root}: {plural(len(moved), 'object')}, {size} {came} restored{rest}")
 
 
 def _restored(
@@ -163,4 +163,4 @@ def purge_command(
         print_json({"done": yes, "quarantines": [quarantine.name for quarantine in gone]})
         return
     went = "deleted" if yes else "would be deleted; nothing was deleted, add --yes to execute"
-    click.echo(f"{paths.root}: {len(gone)} quarantines {went}")
+    click.echo(f"{paths.root}: {plural(len(gone), 'quarantine')} {went}")
