@@ -7,12 +7,7 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import (
-    EXIT_FINDINGS,
-    main,
-    open_to_read,
-    store_options,
-)
+from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import (
     finding_json,

@@ -18,12 +18,7 @@ from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import (
-    OnProgress,
-    Progress,
-    format_progress,
-    no_progress,
-)
+from arroyo_dagster.state.model.progress import OnProgress, Progress, format_progress, no_progress
 from arroyo_dagster.state.model.units import DURATIONS
 
 if TYPE_CHECKING:
@@ -160,6 +155,26 @@ def print_beside_progress(text: str) -> None:
     """Print a line to stderr in place of the progress, which goes on below it."""
     beginning = "\r\x1b[K" if sys.stderr.isatty() else ""
     click.echo(f"{beginning}{text}", err=True)
+
+
+def sleep_beside(text: str) -> Callable[[float], None]:
+    """Return a `sleep` that first prints why beside the progress; `{}` stands for the seconds."""
+
+    def sleep(seconds: float) -> None:
+        print_beside_progress(text.format(f"{seconds:.0f}"))
+        time.sleep(seconds)
+
+    return sleep
+
+
+def sleep_until_quiet(paths: JobPaths) -> Callable[[float], None]:
+    reason = "to make sure that Arroyo's cleanup has finished (--quiet)"
+    return sleep_beside(f"{paths.root}: waiting {{}} s {reason}")
+
+
+wait_for_deletions = sleep_beside(
+    "the epoch is outside its job's retention: waiting {} seconds for deletions in flight"
+)
 
 
 def finding_json(one: Finding) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,7 +21,6 @@ from arroyo_dagster.cli.compaction.rewrite import (
 )
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import (
-    print_beside_progress,
     print_json,
     print_lease_event,
     print_no_jobs,
@@ -30,6 +28,7 @@ from arroyo_dagster.cli.rendering import (
     print_text,
     report,
     show_progress,
+    sleep_until_quiet,
 )
 from arroyo_dagster.cli.settings import NamedSetting, named_settings, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
@@ -299,17 +298,6 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
     }
 
 
-def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
-    def sleep(seconds: float) -> None:
-        print_beside_progress(
-            f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
-            "finished (--quiet)"
-        )
-        time.sleep(seconds)
-
-    return sleep
-
-
 def _plan_rewrite(
     store: ObjectStore, paths: JobPaths, given: dict[str, Any], *, as_json: bool
 ) -> RewriteOutcome:
@@ -332,7 +320,7 @@ def _rewrite(
         options,
         run=runner(spark),
         quiet_seconds=given["quiet_seconds"],
-        sleep=_sleep_and_report(paths),
+        sleep=sleep_until_quiet(paths),
     )
     return run_rewrite(store, paths, directory, _settings(given), rewrite_options)
 

@@ -24,10 +24,7 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteShard,
 )
 from arroyo_dagster.state.model.units import format_bytes, plural
-from arroyo_dagster.state.operations.compaction.rewrite import (
-    RunRewrites,
-    rewrite_here,
-)
+from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
 from arroyo_dagster.state.operations.progress import timed
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -10,17 +10,10 @@ import click
 from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.rendering import (
-    explained_lines,
-    print_reasons,
-    reasons_json,
-)
+from arroyo_dagster.cli.gc.rendering import explained_lines, print_reasons, reasons_json
 from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.state.model.garbage import (
-    GraceSettings,
-    PlanKind,
-)
+from arroyo_dagster.state.model.garbage import GraceSettings, PlanKind
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory

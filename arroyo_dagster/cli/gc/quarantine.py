@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from arroyo_dagster.cli.common import (
-    leased,
-    open_to_read,
-    open_url,
-    store_options,
-)
+from arroyo_dagster.cli.common import leased, open_to_read, open_url, store_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import moved_json
 from arroyo_dagster.cli.rendering import (
     clock,
@@ -22,14 +16,12 @@ from arroyo_dagster.cli.rendering import (
     print_lease_event,
     print_table,
     show_progress,
+    wait_for_deletions,
 )
 from arroyo_dagster.cli.settings import Duration, format_duration, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.model.garbage import (
-    PURGE_MICROS,
-    Moved,
-)
+from arroyo_dagster.state.model.garbage import PURGE_MICROS, Moved
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.units import format_bytes, plural
