@@ -83,7 +83,7 @@ CASES = (
         root="arroyo",
     ),
     Case("edit watermark job_U5O5jKZxJg 2026-01-01", "not a time", 1, root="arroyo"),
-    Case("edit set main count counts '\"be\"' 7", "changes 1 tables at epoch 2, as epoch 3"),
+    Case("edit set main count counts '\"be\"' 7", "changes 1 table at epoch 2, as epoch 3"),
     Case("edit delete-key main be", "1 of 3 stored rows are removed"),
     Case("edit retain main 2026-01-01T00:00:00Z", "nothing to change at epoch 2"),
     Case("edit rescale job_U5O5jKZxJg 3", "3 subtasks load what", root="arroyo"),

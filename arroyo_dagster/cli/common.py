@@ -53,6 +53,9 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a path that no system can have; whoever tests whether it exists does not expect them.
 """
 
+WIDE = "arroyo_dagster.wide"
+"""Where the context of a command says that `--wide` was given."""
+
 _JSON = "arroyo_dagster.json"
 _INTERRUPTED = "arroyo_dagster.interrupted"
 
@@ -153,8 +156,23 @@ def _remember_json(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
     return value
 
 
+def wants_colour() -> bool:
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _remember_wide(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[WIDE] = value
+
+
 def json_option(command: _F) -> _F:
-    """Add `--json`, for every subcommand that lists something."""
+    """Add `--json` and `--wide`, for every subcommand that lists something."""
+    wide = click.option(
+        "--wide",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember_wide,
+        help="Print to a terminal as to a file: every column in full, on lines of any length.",
+    )
     option = click.option(
         "--json",
         "as_json",
@@ -163,11 +181,11 @@ def json_option(command: _F) -> _F:
         callback=_remember_json,
         help="Print one JSON document.",
     )
-    return option(command)
+    return option(wide(command))
 
 
 def store_options(command: _F) -> _F:
-    """Add `--url` and `--json`, for every subcommand that reads a checkpoint URL."""
+    """Add `--url`, `--json` and `--wide`, for every subcommand that reads a checkpoint URL."""
     url_option = click.option(
         "--url",
         envvar=URL_VARIABLES,

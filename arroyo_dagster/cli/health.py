@@ -7,18 +7,14 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import (
-    EXIT_FINDINGS,
-    main,
-    open_to_read,
-    store_options,
-)
+from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import (
     finding_json,
     print_json,
     print_no_jobs,
     print_table,
+    print_text,
     show_progress,
 )
 from arroyo_dagster.cli.settings import NamedSetting, WholeNumber, named_settings
@@ -113,11 +109,12 @@ def _print_kinds(kinds: Mapping[str, Sequence[JobLine]], partial: Collection[str
         [(kind, _result(lines, kind in partial), KINDS[kind]) for kind, lines in kinds.items()],
     )
     if partial:
-        click.echo(f"In part: a higher --level, of 0 to {MAX_LEVEL}, checks more.")
+        print_text(f"In part: a higher --level, of 0 to {MAX_LEVEL}, checks more.")
     for kind, lines in kinds.items():
         for line in lines:
             for finding in line.findings:
-                click.echo(f"{finding.severity.value}: {kind}: {finding}")
+                severity = finding.severity.value
+                print_text(f"{severity}: {kind}: {finding}", severity)
 
 
 def _result(lines: Sequence[JobLine], partial: bool) -> str:

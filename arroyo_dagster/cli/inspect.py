@@ -19,8 +19,8 @@ from arroyo_dagster.cli.directory import (
 )
 from arroyo_dagster.cli.rendering import (
     age,
-    clock,
     format_state,
+    moment,
     print_beside_progress,
     print_json,
     print_no_jobs,
@@ -30,9 +30,10 @@ from arroyo_dagster.cli.rendering import (
     show_progress,
 )
 from arroyo_dagster.cli.settings import WholeNumber
+from arroyo_dagster.cli.tables import TableCell
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
 from arroyo_dagster.state.operations.catalog.jobs import (
     EpochSummary,
@@ -98,11 +99,21 @@ def jobs(
     else:
         columns = ["job", "pipeline", "layout", "epochs", "newest", "state", "watermark", "written"]
         columns[2:2] = ["name", "condition"] if asked.anybody else []
-        columns += ["maintenance", "why"]
-        print_table(columns, [_job_cells(job, answer, asked, abandoned) for job, answer in pairs])
+        print_table(
+            [*columns, "maintenance", "why"],
+            [_job_cells(job, answer, asked, abandoned) for job, answer in pairs],
+            narrow=_NARROW,
+            notes="why",
+        )
         for note in notes(asked):
             click.echo(note)
     report([*(job.problem for job in summaries), *asked.errors, *failed])
+
+
+_NARROW = (
+    *("pipeline", "maintenance", "layout", "watermark", "written", "watermark", "epochs"),
+    *("name", "written", "newest"),
+)
 
 
 def _job_json(
@@ -147,21 +158,23 @@ def _job_cells(
     newest = job.newest
     facts = answer.facts
     possible = maintenance_of(newest, job.problem, answer)
-    maintenance = (possible.availability.value, possible.reason)
+    kind, reason = possible.availability.value, possible.reason
     if (dead := abandoned.get(job.paths.root)) is not None:
-        size = f"{format_bytes(dead.size_bytes)} in {dead.objects} objects"
-        maintenance = ("abandoned", f"{size}; {dead.why}. Next: {dead.next_step}")
+        size = f"{format_bytes(dead.size_bytes)} in {plural(dead.objects, 'object')}"
+        kind, reason = "abandoned", f"{size}; {dead.why}. Next: {dead.next_step}"
+    sentence = f"{kind}: {reason}".replace(f"--assume {job.paths.job}=", "--assume JOB=")
     return [
-        job.paths.job,
-        job.paths.pipeline,
+        TableCell(job.paths.job, (job.paths.root,)),
+        TableCell(job.paths.pipeline),
         *([facts.name, facts.condition.value] if asked.anybody else []),
         job.paths.layout.value if job.listed else None,
         job.epochs,
         job.newest_epoch,
         format_state(None if newest is None else newest.state.value, job.problem),
-        clock(job.watermark_micros),
-        None if newest is None else age(newest.finish_time_micros),
-        *maintenance,
+        moment(job.watermark_micros),
+        None if newest is None else moment(newest.finish_time_micros, age),
+        TableCell(kind),
+        TableCell(reason, (sentence,)),
     ]
 
 
@@ -191,7 +204,9 @@ def epochs(job: str, limit: int, url: str | None, as_json: bool) -> None:
     else:
         columns = ["epoch", "generation", "state", "finished", "seconds", "watermark", "files"]
         columns += ["bytes", "new files", "new bytes"]
-        print_table(columns, [_epoch_cells(epoch) for epoch in summaries])
+        narrow = ["generation", "watermark", "watermark", "new files", "seconds", "finished"]
+        narrow += ["new bytes", "files"]
+        print_table(columns, [_epoch_cells(epoch) for epoch in summaries], narrow=narrow)
     report([epoch.problem for epoch in summaries])
 
 
@@ -222,9 +237,9 @@ def _epoch_cells(one: EpochSummary) -> list[object]:
         one.epoch,
         one.worker_generation,
         format_state(None if one.state is None else one.state.value, one.problem),
-        None if checkpoint is None else clock(checkpoint.finish_time_micros),
+        None if checkpoint is None else moment(checkpoint.finish_time_micros),
         None if checkpoint is None else f"{seconds(checkpoint):.3f}",
-        None if checkpoint is None else clock(job_watermark_micros(checkpoint)),
+        None if checkpoint is None else moment(job_watermark_micros(checkpoint)),
         one.files,
         format_bytes(one.size_bytes),
         one.new_files,

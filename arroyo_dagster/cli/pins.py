@@ -6,17 +6,9 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import (
-    leased,
-    main,
-    open_url,
-    store_options,
-)
-from arroyo_dagster.cli.gc.options import wait_for_deletions
-from arroyo_dagster.cli.gc.rendering import (
-    pins_json,
-)
-from arroyo_dagster.cli.rendering import clock, print_json, print_table
+from arroyo_dagster.cli.common import leased, main, open_url, store_options
+from arroyo_dagster.cli.gc.rendering import pins_json
+from arroyo_dagster.cli.rendering import clock, print_json, print_table, wait_for_deletions
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.leases import LeaseSettings

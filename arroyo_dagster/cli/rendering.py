@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, overload
 
 import click
 
-from arroyo_dagster.cli.common import exit_code, print_error
+from arroyo_dagster.cli.common import WIDE, exit_code, print_error, wants_colour
+from arroyo_dagster.cli.tables import TableCell, colour, format_table, wrap
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.progress import (
-    OnProgress,
-    Progress,
-    format_progress,
-    no_progress,
-)
+from arroyo_dagster.state.model.progress import OnProgress, Progress, format_progress, no_progress
+from arroyo_dagster.state.model.units import DURATIONS
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -33,12 +31,27 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False))
 
 
-def print_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """Print a table as wide as the terminal; one line per row where a program reads along."""
-    from arroyo_dagster.cli.tables import format_table, output_width
+def terminal_width() -> int | None:
+    """Return the width of the terminal; None: a program reads, or `--wide` asks for as much."""
+    whole = click.get_current_context().meta.get(WIDE) or not sys.stdout.isatty()
+    return None if whole else shutil.get_terminal_size().columns
 
-    for line in format_table(columns, lines, output_width()):
+
+def print_table(
+    columns: Sequence[object], lines: Sequence[Sequence[object]], **options: Any
+) -> None:
+    """Print a table that fits the terminal, or all of it; `options` as of `format_table`."""
+    for line in format_table(columns, lines, terminal_width(), coloured=wants_colour(), **options):
         click.echo(line)
+
+
+def print_text(text: str, state: str | None = None) -> None:
+    """Print a sentence; a terminal breaks no word of it, and colours the `state` it begins with."""
+    width = terminal_width()
+    text = "\n".join(wrap(text, width))
+    if state is not None and width is not None and wants_colour():
+        text = colour(state) + text.removeprefix(state)
+    click.echo(text)
 
 
 def print_no_jobs(store: ObjectStore) -> None:
@@ -73,26 +86,34 @@ def clock(micros: int | None) -> str | None:
     return None if text is None else text.replace("T", " ").replace(".000000", "")
 
 
-_UNITS = {
-    "year": 31_536_000,
-    "month": 2_592_000,
-    "week": 604_800,
-    "day": 86_400,
-    "hour": 3600,
-    "minute": 60,
-    "second": 1,
-}
-
-
 def age(micros: int) -> str:
-    """Format how long ago a point in time was, in its largest unit: `2 hours ago`."""
-    seconds = (wall_clock() - micros) / 1e6
-    tense = "{} ago" if seconds >= 0 else "in {}"
-    for name, length in _UNITS.items():
-        count = int(abs(seconds) // length)
-        if count:
-            return tense.format(f"{count} {name}{'' if count == 1 else 's'}")
-    return "just now"
+    """Format how long ago a point in time was, in two units: `7 d 3 h ago`."""
+    seconds = int((wall_clock() - micros) / 1e6)
+    left, parts = abs(seconds), list[str]()
+    for unit, length in DURATIONS:
+        count, left = divmod(left, length)
+        if count or parts or unit == "s":
+            parts.append(f"{count} {unit}")
+    text = " ".join(parts[:2])
+    return f"{text} ago" if seconds >= 0 else f"in {text}"
+
+
+@overload
+def moment(micros: int, plain: Callable[[int], str | None] = ...) -> TableCell: ...
+@overload
+def moment(micros: int | None, plain: Callable[[int], str | None] = ...) -> TableCell | None: ...
+def moment(micros: int | None, plain: Callable[[int], str | None] = clock) -> TableCell | None:
+    """Return the cell of a point in time; on a terminal its age stands beside it.
+
+    Args:
+        plain: what a program reads; a narrow terminal shows that without fractions of a second.
+    """
+    if micros is None:
+        return None
+    text = str(clock(micros))
+    short = f"{text.partition('.')[0]}Z" if "." in text else text
+    narrow = short if plain is clock else plain(micros)
+    return TableCell(plain(micros), (f"{short} ({age(micros)})", narrow or ""))
 
 
 @contextmanager
@@ -134,6 +155,26 @@ def print_beside_progress(text: str) -> None:
     """Print a line to stderr in place of the progress, which goes on below it."""
     beginning = "\r\x1b[K" if sys.stderr.isatty() else ""
     click.echo(f"{beginning}{text}", err=True)
+
+
+def sleep_beside(text: str) -> Callable[[float], None]:
+    """Return a `sleep` that first prints why beside the progress; `{}` stands for the seconds."""
+
+    def sleep(seconds: float) -> None:
+        print_beside_progress(text.format(f"{seconds:.0f}"))
+        time.sleep(seconds)
+
+    return sleep
+
+
+def sleep_until_quiet(paths: JobPaths) -> Callable[[float], None]:
+    reason = "to make sure that Arroyo's cleanup has finished (--quiet)"
+    return sleep_beside(f"{paths.root}: waiting {{}} s {reason}")
+
+
+wait_for_deletions = sleep_beside(
+    "the epoch is outside its job's retention: waiting {} seconds for deletions in flight"
+)
 
 
 def finding_json(one: Finding) -> dict[str, str]:

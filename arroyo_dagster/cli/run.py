@@ -30,7 +30,7 @@ from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS, LeaseSettings
 from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.jobs import find_job, summarise_job
 from arroyo_dagster.state.operations.restore.rollback import (
     plan_rollback,
@@ -162,7 +162,7 @@ def _epoch_line(store: ObjectStore, pipeline: Pipeline, checkpoint: Checkpoint) 
     paths = [path for path in dict.fromkeys(checkpoint.paths) if path.startswith(f"{own}/")]
     sizes = [info.size_bytes for info in concurrently(store.head, paths) if info is not None]
     return (
-        f"epoch {checkpoint.epoch}: {len(paths)} files, {format_bytes(sum(sizes))}, "
+        f"epoch {checkpoint.epoch}: {plural(len(paths), 'file')}, {format_bytes(sum(sizes))}, "
         f"{seconds(checkpoint):.2f} s"
     )
 
@@ -384,4 +384,4 @@ def _offset_lines(now: Mapping[str, object] | None, then: Mapping[str, object]) 
 def _names(files: tuple[str, ...]) -> str:
     more = len(files) - FILES_PRINTED
     names = ", ".join(files[:FILES_PRINTED]) or "no files"
-    return f"{len(files)} files: {names}" + (f" and {more} more" if more > 0 else "")
+    return f"{plural(len(files), 'file')}: {names}" + (f" and {more} more" if more > 0 else "")

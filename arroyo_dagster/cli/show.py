@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -24,26 +25,25 @@ from arroyo_dagster.cli.directory import (
     notes,
 )
 from arroyo_dagster.cli.rendering import (
-    clock,
+    moment,
     print_json,
     print_table,
+    print_text,
     report,
     seconds,
     show_progress,
+    terminal_width,
 )
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
-from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.codec.iso_times import iso_micros, parse_moment_nanos
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.keys import MOST_SUBTASKS
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog import query
 from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
-from arroyo_dagster.state.operations.catalog.jobs import (
-    find_job,
-    version_error,
-)
+from arroyo_dagster.state.operations.catalog.jobs import find_job, version_error
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage import ObjectStore
 
@@ -129,7 +129,8 @@ def _print_answers(answers: _Answers) -> None:
         rows = [row for row in answers.get(part, []) if row.get("state") != "released"]
         if rows:
             click.echo(f"\n{part}")
-            print_table(columns, [[_rounded(row[name]) for name in columns] for row in rows])
+            cells = [[_section_cell(name, row[name]) for name in columns] for row in rows]
+            print_table(columns, cells, narrow=_NARROW)
     restore = answers.get("restore")
     if restore:
         click.echo("\nrestore, about")
@@ -157,8 +158,16 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _rounded(value: object) -> object:
-    return f"{value:.2f}" if isinstance(value, float) else value
+_NARROW = ("watermark", "rate", "per_second", "connector", "ahead_seconds", "status", "pinned_at")
+
+
+def _section_cell(name: str, value: object) -> object:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if value is None or name not in ("watermark", "pinned_at"):
+        return value
+    text = str(value)
+    return replace(moment(parse_moment_nanos(text) // 1000), text=text)
 
 
 def _hashing(
@@ -175,18 +184,25 @@ def _print_description(
     found: query.EpochDescription, hashed: HashEvidence, asked: JobAnswers
 ) -> None:
     checkpoint = found.checkpoint
-    click.echo(
-        f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  "
-        f"finished {clock(checkpoint.finish_time_micros)}  in {seconds(checkpoint):.3f} s"
+    finished = moment(checkpoint.finish_time_micros)
+    print_text(
+        f"{checkpoint.job}  epoch {checkpoint.epoch}  {checkpoint.state.value}  finished "
+        f"{finished.forms[0] if terminal_width() else finished}  in {seconds(checkpoint):.3f} s"
     )
     for line in [*about(asked), *notes(asked)]:
-        click.echo(line)
-    click.echo(f"routing keys: {hashed.summary}")
+        print_text(line)
+    print_text(f"routing keys: {hashed.summary}")
     columns = ["operator", "subtasks", "watermark", "table", "kind", "files", "rows", "bytes", "of"]
-    print_table(columns, [row for operator in found.operators for row in _operator_cells(operator)])
+    print_table(
+        columns,
+        [row for operator in found.operators for row in _operator_cells(operator)],
+        narrow=("watermark", "subtasks", "watermark", "kind", "rows"),
+        notes="of",
+    )
     tables = [table for operator in found.operators for table in operator.tables]
     size_bytes = sum(table.size_bytes or 0 for table in tables)
-    click.echo(f"{format_bytes(size_bytes)} in {sum(table.files for table in tables)} files")
+    files = plural(sum(table.files for table in tables), "file")
+    click.echo(f"{format_bytes(size_bytes)} in {files}")
 
 
 def _description_json(found: query.EpochDescription) -> dict[str, Any]:
@@ -225,7 +241,7 @@ def _operator_cells(operator: query.OperatorSummary) -> list[list[object]]:
     head: list[object] = [
         operator.operator,
         operator.parallelism,
-        clock(operator.watermark_micros),
+        moment(operator.watermark_micros),
     ]
     return [
         [
@@ -300,7 +316,7 @@ def rows(
         columns = list(dict.fromkeys(name for row in page.rows for name in row))
         print_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in page.rows])
     more = "" if len(page.rows) == page.count else "; --limit 0 prints all"
-    click.echo(f"{len(page.rows)} of {page.count} rows at epoch {page.epoch}{more}")
+    click.echo(f"{len(page.rows)} of {plural(page.count, 'row')} at epoch {page.epoch}{more}")
     for subtask, left in page.commit_data.items():
         click.echo(f"subtask {subtask} has pending data for the commit: {_cell(left)}")
     if page.problem:

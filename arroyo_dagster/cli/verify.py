@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
-from arroyo_dagster.cli.rendering import finding_json, print_json, print_table, show_progress
+from arroyo_dagster.cli.rendering import (
+    finding_json,
+    print_json,
+    print_table,
+    print_text,
+    show_progress,
+    terminal_width,
+)
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
+from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.derived import plain_values
+from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress
 from arroyo_dagster.state.model.settings import settings_from
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.model.verify import VerifySettings
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.restore.rollback import way_back
 from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.restore.rollback import rollback_command
-from arroyo_dagster.state.planning.verify.findings import Severity
+from arroyo_dagster.state.planning.verify.findings import Finding, Severity
 from arroyo_dagster.state.planning.verify.restore import SubtaskRestore
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -69,20 +81,54 @@ def verify(
     with show_progress(as_json=as_json) as on_progress:
         settings = settings_from(VerifySettings, given)
         verdict = _verdict(store, find_job(store, job), epoch, settings, spark, on_progress)
-    back = None if verdict.passed else way_back(store, verdict.paths, verdict.epoch)
+    steps = [] if verdict.passed else [*_ways_out(store, verdict)]
     if as_json:
-        print_json(_verdict_json(verdict) | {"rollback_to": back})
+        print_json(_verdict_json(verdict, steps))
     else:
         if cells := _restore_cells(verdict):
-            print_table(_RESTORE_COLUMNS, cells)
+            print_table(_RESTORE_COLUMNS, cells, narrow=("requests", "rows", "bytes"))
         for choice in verdict.engines:
-            click.echo(f"{verdict.paths.root}: {choice}")
-        for line in _verdict_lines(verdict):
-            click.echo(line)
-        if back is not None:
-            click.echo(f"To go back to epoch {back}: {rollback_command(verdict.paths, back)}")
+            print_text(f"{verdict.paths.root}: {choice}")
+        _print_findings(verdict.verdict.findings)
+        print_text(_format_verdict(verdict))
+        for step in steps:
+            if terminal_width() is None:
+                click.echo(f"{step.purpose}: {step.command}")
+            else:  # on a line of its own, so that it can be copied
+                print_text(f"{step.purpose}:")
+                click.echo(f"  {step.command}")
     if not verdict.passed:
         click.get_current_context().exit(EXIT_FINDINGS)
+
+
+@dataclass(frozen=True, slots=True)
+class _WayOut:
+    """A command for a job that cannot be restored; `rollback_to` is the epoch of a rollback."""
+
+    purpose: str
+    command: str
+    rollback_to: Epoch | None = None
+
+
+def _ways_out(store: ObjectStore, verdict: JobVerdict) -> Iterator[_WayOut]:
+    """Yield how the job comes back: with its lost metadata, or from its newest whole epoch."""
+    from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
+
+    paths, epoch = verdict.paths, verdict.epoch
+    with contextlib.suppress(ArroyoStateError):
+        plan_rebuild(store, paths, JobDirectory(), epoch)
+        command = f"arroyo-state rebuild {paths.root} {epoch}"
+        yield _WayOut(f"To write the metadata of epoch {epoch} anew", command)
+    whole = way_back(store, paths, epoch)
+    if whole is None:
+        return
+    back = whole.epoch
+    if whole.progress is not None:
+        yield _WayOut(f"To go back to epoch {back}", rollback_command(paths, back), back)
+    else:
+        purpose = f"Epoch {back} is the newest that can be restored. To give its state to a new job"
+        command = f"arroyo-state fork {paths.root}@{back} NEW_JOB"
+        yield _WayOut(f"{purpose} of the same SQL", command)
 
 
 def _verdict(
@@ -119,7 +165,7 @@ def _verdict(
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def _verdict_json(found: JobVerdict) -> dict[str, Any]:
+def _verdict_json(found: JobVerdict, steps: Sequence[_WayOut]) -> dict[str, Any]:
     """Return a verdict as one JSON document."""
     return {
         "job": found.paths.job,
@@ -133,6 +179,8 @@ def _verdict_json(found: JobVerdict) -> dict[str, Any]:
         "findings": [finding_json(finding) for finding in found.verdict.findings],
         "restore": [_restore_json(restored) for restored in found.restore],
         "engines": plain_values(found.engines),
+        "rollback_to": next((step.rollback_to for step in steps if step.rollback_to), None),
+        "next_steps": [step.command for step in steps],
     }
 
 
@@ -161,19 +209,29 @@ def _restore_cells(found: JobVerdict) -> list[list[object]]:
     ]
 
 
-def _verdict_lines(found: JobVerdict) -> Iterator[str]:
-    """Yield the findings, errors first, and the verdict."""
+def _print_findings(findings: Sequence[Finding]) -> None:
+    """Print the findings, errors first; on a terminal a next step that several share once."""
+    ordered = [finding for kind in Severity for finding in findings if finding.severity is kind]
+    if terminal_width() is None:
+        for finding in ordered:
+            click.echo(f"{finding.severity.value}: {finding}")
+        return
+    for index, finding in enumerate(ordered):
+        severity = finding.severity.value
+        print_text(f"{severity}: {finding.object}: {finding.evidence} ({finding.code})", severity)
+        following = ordered[index + 1].next_step if finding is not ordered[-1] else None
+        if finding.next_step != following:
+            print_text(f"  Next: {finding.next_step}")
+
+
+def _format_verdict(found: JobVerdict) -> str:
     findings = found.verdict.findings
-    for severity in Severity:
-        for finding in findings:
-            if finding.severity is severity:
-                yield f"{severity.value}: {finding}"
     counts = {level: sum(f.severity is level for f in findings) for level in Severity}
-    summary = ", ".join(f"{count} {level.value}s" for level, count in counts.items() if count)
+    summary = ", ".join(plural(count, level.value) for level, count in counts.items() if count)
     rest = ", ".join(_LEVELS[found.level + 1 :])
     verdict = "can be restored" if found.passed else "cannot be restored safely"
-    yield (
+    return (
         f"{found.paths.root} epoch {found.epoch} {verdict}: {summary or 'nothing found'}; "
-        f"{found.verdict.inspected} objects checked, level {found.level} ({_LEVELS[found.level]})"
-        f"{f'; not checked: {rest}' if rest else ''}"
+        f"{plural(found.verdict.inspected, 'object')} checked, level {found.level} "
+        f"({_LEVELS[found.level]}){f'; not checked: {rest}' if rest else ''}"
     )

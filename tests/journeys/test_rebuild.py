@@ -348,7 +348,7 @@ def test_the_command_plans_then_executes(tmp_path: Path) -> None:
     assert runner.invoke(cli.main, [*given, "--approve", digest]).exit_code == 2
     done = runner.invoke(cli.main, [*given, "--yes", "--approve", digest, "--quiet", "0"])
     assert done.exit_code == 0, done.output
-    assert "1 objects of epoch 3 were rebuilt" in done.output
+    assert "1 object of epoch 3 rebuilt" in done.output
     assert content(target, job.paths) == content(job_before(), job.paths)
 
 

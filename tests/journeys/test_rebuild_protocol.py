@@ -460,5 +460,5 @@ def test_the_command_rebuilds_a_job_without_its_fence(tmp_path: Path) -> None:
     given = ["rebuild", str(job.paths.root), "--url", str(tmp_path), "--assume"]
     done = CliRunner().invoke(cli.main, [*given, "job_x=stopped", "--yes", "--quiet", "0"])
     assert done.exit_code == 0, done.output
-    assert "1 objects of epoch 3 were rebuilt; `arroyo-state undo` undoes it" in done.output
+    assert "1 object of epoch 3 rebuilt; `arroyo-state undo` undoes it" in done.output
     assert held_rows(target, job.paths) == held_rows(job.store, job.paths)

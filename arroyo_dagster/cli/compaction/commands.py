@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,21 +15,24 @@ from arroyo_dagster.cli.compaction.rewrite import (
     count_shards,
     print_left_out,
     print_rewrite,
+    print_skipped,
     rewrite_json,
     runner,
 )
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.rendering import (
-    print_beside_progress,
     print_json,
     print_lease_event,
     print_no_jobs,
     print_table,
+    print_text,
     report,
     show_progress,
+    sleep_until_quiet,
 )
 from arroyo_dagster.cli.settings import NamedSetting, named_settings, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
+from arroyo_dagster.cli.tables import TableCell
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.derived import plain_values
@@ -46,7 +48,7 @@ from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.progress import ProgressUnit
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job, jobs_or_all
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction
@@ -121,11 +123,15 @@ def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> N
         print_json(plain_values(plan))
         return
     _print_merges(plan)
-    for left in plan.left_out:
-        files = f" ({len(left.files)} files)" if len(left.files) > 1 else ""
-        where = f"{left.operator} {left.table}" if left.operator else _name(plan)
-        click.echo(f"skipped: {where}{files}: {left.reason}")
-    click.echo(f"{_name(plan)}: {_format_forecast(plan)}")
+    print_skipped(
+        (
+            (f"{left.operator} {left.table}" if left.operator else _name(plan))
+            + (f" ({len(left.files)} files)" if len(left.files) > 1 else ""),
+            left.reason,
+        )
+        for left in plan.left_out
+    )
+    print_text(f"{_name(plan)}: {_format_forecast(plan)}")
 
 
 def _print_forecasts(
@@ -152,8 +158,10 @@ def _print_forecasts(
     elif not paths and not unreadable:
         print_no_jobs(store)
     else:
-        columns = ("job", "epoch", "files", "→", "bytes", "→ ", "files opened per subtask", "→  ")
-        print_table(columns, [_forecast_line(planned) for planned in plans])
+        opened = TableCell("files opened per subtask", ("files opened per subtask", "opened"))
+        columns = ("job", "epoch", "files", "→", "bytes", "→ ", opened, "→  ")
+        narrow = (opened.text, "epoch", opened.text, "→  ", "bytes", "→ ")
+        print_table(columns, [_forecast_line(planned) for planned in plans], narrow=narrow)
     report(problems)
 
 
@@ -188,8 +196,9 @@ def _format_forecast(found: CompactionPlan) -> str:
     if not found.merges:
         return f"nothing to merge at epoch {found.epoch}"
     return (
-        f"{found.files_before} files would become at most {found.files_after}; at a restore a "
-        f"subtask would open {_opens(found.after)} instead of {_opens(found.before)} files"
+        f"{plural(found.files_before, 'file')} would become at most {found.files_after}; at a "
+        f"restore a subtask would open {_opens(found.after)} instead of "
+        f"{plural(int(_opens(found.before)), 'file')}"
     )
 
 
@@ -199,7 +208,8 @@ def _print_merges(found: CompactionPlan) -> None:
         for one in found.merges
     ]
     if lines:
-        print_table(("operator", "table", "files", "bytes", "at most"), lines)
+        columns = ("operator", "table", "files", "bytes", "at most")
+        print_table(columns, lines, narrow=("at most", "bytes"))
 
 
 # ---- run -----------------------------------------------------------------------------------------
@@ -288,17 +298,6 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
     }
 
 
-def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
-    def sleep(seconds: float) -> None:
-        print_beside_progress(
-            f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
-            "finished (--quiet)"
-        )
-        time.sleep(seconds)
-
-    return sleep
-
-
 def _plan_rewrite(
     store: ObjectStore, paths: JobPaths, given: dict[str, Any], *, as_json: bool
 ) -> RewriteOutcome:
@@ -321,7 +320,7 @@ def _rewrite(
         options,
         run=runner(spark),
         quiet_seconds=given["quiet_seconds"],
-        sleep=_sleep_and_report(paths),
+        sleep=sleep_until_quiet(paths),
     )
     return run_rewrite(store, paths, directory, _settings(given), rewrite_options)
 
@@ -367,7 +366,7 @@ def _print_outcome(outcome: CompactionOutcome | RewriteOutcome, *, yes: bool) ->
         print_left_out(_name(plan), plan.left_out)
     for choice in outcome.engines:
         click.echo(f"{_name(plan)}: {choice}")
-    click.echo(f"{_name(plan)}: {_format_outcome(outcome, yes=yes)}")
+    print_text(f"{_name(plan)}: {_format_outcome(outcome, yes=yes)}")
 
 
 def _format_outcome(outcome: CompactionOutcome, *, yes: bool) -> str:
@@ -379,7 +378,7 @@ def _format_outcome(outcome: CompactionOutcome, *, yes: bool) -> str:
     sizes = (
         f"{format_bytes(plan.size_bytes_before)} became {format_bytes(outcome.size_bytes_after)}"
     )
-    files = f"{plan.files_before} files became {outcome.files_after}, {sizes}"
+    files = f"{plural(plan.files_before, 'file')} became {outcome.files_after}, {sizes}"
     if outcome.epoch is not None:
         return f"{files}; epoch {outcome.epoch} lists them"
     return f"{files}; the job adopts them at its next checkpoint"

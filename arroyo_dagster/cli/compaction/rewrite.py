@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster.cli.directory import directory_options
-from arroyo_dagster.cli.rendering import print_json, print_table
+from arroyo_dagster.cli.rendering import print_json, print_table, print_text, terminal_width
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.spark import session_of
 from arroyo_dagster.spark.settings import SparkSettings
@@ -23,11 +23,8 @@ from arroyo_dagster.state.model.rewrite import (
     RewritePlan,
     RewriteShard,
 )
-from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.compaction.rewrite import (
-    RunRewrites,
-    rewrite_here,
-)
+from arroyo_dagster.state.model.units import format_bytes, plural
+from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
 from arroyo_dagster.state.operations.progress import timed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -57,7 +54,7 @@ def print_rewrite(
     else:
         print_tables(plan)
         print_left_out(name, outcome.left_out)
-    click.echo(f"{name}: {format_rewrite(outcome, yes=yes)}")
+    print_text(f"{name}: {format_rewrite(outcome, yes=yes)}")
 
 
 def print_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
@@ -66,7 +63,7 @@ def print_left_out(job: str, left_out: Sequence[LeftOut]) -> None:
         return
     reasons = Counter(entry.reason for entry in left_out)
     counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
-    click.echo(
+    print_text(
         f"{job}: {len(left_out)} skipped ({counts}); `arroyo-state compact plan {job}` lists them"
     )
 
@@ -130,8 +127,19 @@ def _dropped(outcome: RewriteOutcome) -> dict[str, int]:
 def print_plan(plan: RewritePlan, left_out: Iterable[LeftOut]) -> None:
     """Print what is rewritten by which rule, and why the rest is skipped."""
     print_tables(plan)
-    for left in left_out:
-        click.echo(f"skipped: {left.operator or plan.job} {left.table or ''}: {left.reason}")
+    print_skipped(
+        (f"{left.operator or plan.job} {left.table or ''}", left.reason) for left in left_out
+    )
+
+
+def print_skipped(reasons: Iterable[tuple[str, str]]) -> None:
+    """Print what is skipped, and why; on a terminal as a table, each reason once below it."""
+    skipped = [*reasons]
+    if terminal_width() is None:
+        for name, reason in skipped:
+            click.echo(f"skipped: {name}: {reason}")
+    elif skipped:
+        print_table(("skipped", "why"), skipped, narrow=("why",), notes="why")
 
 
 def print_tables(plan: RewritePlan) -> None:
@@ -144,13 +152,13 @@ def print_tables(plan: RewritePlan) -> None:
             format_bytes(table.size_bytes),
             len(table.parts),
             table.rule.value,
-            f"up to {table.lost_rows} rows" if table.lost_rows else None,
+            f"up to {plural(table.lost_rows, 'row')}" if table.lost_rows else None,
         )
         for table in plan.tables
     ]
     if lines:
         columns = ("operator", "table", "files", "bytes", "at most", "keeps", "repairs")
-        print_table(columns, lines)
+        print_table(columns, lines, narrow=("at most", "keeps"), notes="repairs")
 
 
 def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False) -> str:
@@ -167,7 +175,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
         repairs = f"; up to {lost} rows that Arroyo would lose are repaired" if lost else ""
         step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
         return (
-            f"{plan.before.files} files would become {plan.after.files} at most, opens "
+            f"{plural(plan.before.files, 'file')} would become {plan.after.files} at most, opens "
             f"{sum(plan.before.opens)} would become {sum(plan.after.opens)}{repairs}; "
             f"nothing was changed, {step}"
         )
@@ -176,7 +184,7 @@ def format_rewrite(outcome: RewriteOutcome, *, yes: bool, started: bool = False)
     repaired = f"; {outcome.repaired} rows that Arroyo would have lost were repaired"
     undo = "; `arroyo-state undo` undoes it until the job is started"
     return (
-        f"{plan.before.files} files became {after.files}, "
+        f"{plural(plan.before.files, 'file')} became {after.files}, "
         f"{format_bytes(plan.before.size_bytes)} became {format_bytes(after.size_bytes)}; epoch "
         f"{plan.epoch} lists them{repaired if outcome.repaired else ''}{'' if started else undo}"
     )

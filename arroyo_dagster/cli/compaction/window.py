@@ -7,19 +7,9 @@ from typing import Any
 
 import click
 
-from arroyo_dagster.cli.common import (
-    if_interrupted,
-    open_to_read,
-    open_url,
-    store_options,
-)
+from arroyo_dagster.cli.common import if_interrupted, open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.group import compact
-from arroyo_dagster.cli.compaction.rewrite import (
-    format_rewrite,
-    print_plan,
-    rewrite_json,
-    runner,
-)
+from arroyo_dagster.cli.compaction.rewrite import format_rewrite, print_plan, rewrite_json, runner
 from arroyo_dagster.cli.compaction.window_rendering import (
     exit_after,
     print_step,

@@ -15,10 +15,7 @@ import click
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.rendering import (
-    outcome_json,
-    print_outcome,
-)
+from arroyo_dagster.cli.gc.rendering import outcome_json, print_outcome
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
 from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
@@ -40,12 +37,8 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.operations.catalog.jobs import find_any_job
-from arroyo_dagster.state.operations.gc.execute import (
-    GcOptions,
-    GcOutcome,
-    run_gc,
-)
-from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc
+from arroyo_dagster.state.operations.gc.execute import GcOptions, GcOutcome, run_gc
+from arroyo_dagster.state.operations.gc.plan import GcRequest, plan_gc, why_none_expires
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.storage.local_documents import read_document
@@ -177,7 +170,7 @@ def plan_command(
     if as_json:
         print_json(gc_plan_to_json(plan))
     else:
-        print_outcome(GcOutcome.of_plan(plan), yes=False)
+        _print(GcOutcome.of_plan(plan), store, request, yes=False)
 
 
 @gc.command("run")
@@ -249,7 +242,14 @@ def run_command(
     if as_json:
         print_json(outcome_json(outcome))
     else:
-        print_outcome(outcome, yes=yes)
+        _print(outcome, store, request, yes=yes)
+
+
+def _print(outcome: GcOutcome, store: ObjectStore, request: GcRequest, *, yes: bool) -> None:
+    why = None
+    if request.retention is not None and not outcome.plan.objects:
+        why = why_none_expires(store, outcome.plan.paths, request)
+    print_outcome(outcome, yes=yes, why=why)
 
 
 _MOST_PLAN_BYTES = 1 << 29

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
 
 import click
 
 from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.directory import directory_of_environment, directory_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.rendering import (
-    explained_lines,
-    print_reasons,
-    reasons_json,
-)
+from arroyo_dagster.cli.gc.rendering import explained_lines, print_reasons, reasons_json
 from arroyo_dagster.cli.rendering import clock, print_json
 from arroyo_dagster.cli.settings import settings_options
-from arroyo_dagster.state.model.garbage import (
-    GraceSettings,
-    PlanKind,
-)
+from arroyo_dagster.state.model.garbage import GraceSettings, PlanKind
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
-
-if TYPE_CHECKING:
-    from arroyo_dagster.state.operations.gc.plan import GcRequest
-
-
-def _orphans_request(grace: dt.timedelta, directory: JobDirectory) -> GcRequest:
-    from arroyo_dagster.state.operations.gc.plan import GcRequest
-
-    grace_micros = settings_from(GraceSettings, {"grace_micros": grace}).grace_micros
-    return GcRequest(kind=PlanKind.ORPHANS, grace_micros=grace_micros, directory=directory)
 
 
 @gc.command()
@@ -65,12 +46,14 @@ def explain(
         explain_object,
         job_of_path,
     )
+    from arroyo_dagster.state.operations.gc.plan import GcRequest
 
     store = open_to_read(url)
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
     directory = directory_of_environment(api, database, assume)
-    request = _orphans_request(grace_micros, directory)
+    grace = settings_from(GraceSettings, {"grace_micros": grace_micros})
+    request = GcRequest(kind=PlanKind.ORPHANS, grace_micros=grace.grace_micros, directory=directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:
         reasons = explain_directory(store, paths, path, request)
         if as_json:

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 import click
 
-from arroyo_dagster.cli.common import (
-    leased,
-    open_to_read,
-    open_url,
-    store_options,
-)
+from arroyo_dagster.cli.common import leased, open_to_read, open_url, store_options
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.options import wait_for_deletions
 from arroyo_dagster.cli.gc.rendering import moved_json
 from arroyo_dagster.cli.rendering import (
     clock,
@@ -22,17 +16,15 @@ from arroyo_dagster.cli.rendering import (
     print_lease_event,
     print_table,
     show_progress,
+    wait_for_deletions,
 )
 from arroyo_dagster.cli.settings import Duration, format_duration, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.model.garbage import (
-    PURGE_MICROS,
-    Moved,
-)
+from arroyo_dagster.state.model.garbage import PURGE_MICROS, Moved
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.jobs import find_any_job
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines, purge
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, plan_undelete, run_undelete
@@ -99,9 +91,9 @@ def undelete_command(
         print_json({"done": yes, "objects": [moved_json(file) for file in moved]})
         return
     size = format_bytes(sum(file.size_bytes for file in moved))
-    came = "were" if yes else "would be"
+    came = ("was" if len(moved) == 1 else "were") if yes else "would be"
     rest = "" if yes else "; nothing was changed, add --yes to execute"
-    click.echo(f"{paths.root}: {len(moved)} objects, {size} {came} restored{rest}")
+    click.echo(f"{paths.root}: {plural(len(moved), 'object')}, {size} {came} restored{rest}")
 
 
 def _restored(
@@ -163,4 +155,4 @@ def purge_command(
         print_json({"done": yes, "quarantines": [quarantine.name for quarantine in gone]})
         return
     went = "deleted" if yes else "would be deleted; nothing was deleted, add --yes to execute"
-    click.echo(f"{paths.root}: {len(gone)} quarantines {went}")
+    click.echo(f"{paths.root}: {plural(len(gone), 'quarantine')} {went}")

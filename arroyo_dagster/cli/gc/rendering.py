@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.rendering import print_table
+from arroyo_dagster.cli.rendering import print_table, print_text
 from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
 from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.gc.execute import GcOutcome
@@ -33,7 +33,12 @@ def outcome_json(outcome: GcOutcome) -> dict[str, Any]:
     }
 
 
-def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
+def print_outcome(outcome: GcOutcome, *, yes: bool, why: str | None = None) -> None:
+    """Print what was deleted, or would be.
+
+    Args:
+        why: why nothing is deleted, if that is known.
+    """
     plan = outcome.plan
     root = plan.paths.root
     if plan.stays:
@@ -42,40 +47,43 @@ def print_outcome(outcome: GcOutcome, *, yes: bool) -> None:
             [(reason, count, format_bytes(size)) for reason, (count, size) in plan.stays.items()],
         )
     proof = plan.proof
-    click.echo(
-        f"{root}: {len(proof.roots)} roots of {proof.epochs} epochs read; {proof.referenced} files "
-        f"referenced by what stays, digest {proof.digest}"
+    print_text(
+        f"{root}: {plural(len(proof.roots), 'root')} of {plural(proof.epochs, 'epoch')} read; "
+        f"{plural(proof.referenced, 'file')} referenced by what stays, digest {proof.digest}"
     )
     for path in plan.foreign[:5]:
         click.echo(f"unknown file, never deleted: {path}")
     for file in plan.remains[:5]:
         click.echo(f"remains of an interrupted write: {file.name}")
     for choice in outcome.engines:
-        click.echo(f"{root}: {choice}")
+        print_text(f"{root}: {choice}")
     if plan.purges:
-        gone = "were purged" if yes else "are old enough: they are purged first"
-        click.echo(f"{root}: {len(plan.purges)} quarantines {gone}: {', '.join(plan.purges)}")
+        gone = "purged" if yes else "old enough, to be purged first"
+        print_text(
+            f"{root}: {plural(len(plan.purges), 'quarantine')} {gone}: {', '.join(plan.purges)}"
+        )
     if plan.remains:
         size = format_bytes(sum(file.size_bytes for file in plan.remains))
         end = "were deleted" if yes else "would be deleted"
-        click.echo(f"{root}: {outcome.remains} remains of interrupted writes, {size}, {end}")
-    click.echo(f"{root}: {_format_collection(plan, outcome, yes=yes)}")
+        print_text(f"{root}: {outcome.remains} remains of interrupted writes, {size}, {end}")
+    print_text(f"{root}: {_format_collection(plan, outcome, yes=yes, why=why)}")
 
 
-def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool) -> str:
+def _format_collection(plan: GcPlan, outcome: GcOutcome, *, yes: bool, why: str | None) -> str:
     if not plan.objects:
         rest = "nothing else to delete" if plan.remains else "nothing to delete"
+        rest += f": {why}" if why else ""
         return f"{rest}; plan {plan.digest}" if plan.remains and not yes else rest
-    epochs = f"{len(plan.epochs)} epochs, " if plan.kind is PlanKind.EXPIRE else ""
-    amount = f"{epochs}{outcome.deleted} objects, {format_bytes(outcome.size_bytes)}"
+    epochs = f"{plural(len(plan.epochs), 'epoch')}, " if plan.kind is PlanKind.EXPIRE else ""
+    amount = f"{epochs}{plural(outcome.deleted, 'object')}, {format_bytes(outcome.size_bytes)}"
     if not yes:
         return (
             f"{amount} would be deleted; plan {plan.digest}; nothing was deleted, add --yes to "
             "execute"
         )
     if outcome.quarantine is not None:
-        return f"{amount} were moved to {outcome.quarantine}; `gc undelete` restores them"
-    return f"{amount} were deleted; journal {outcome.run}"
+        return f"{amount} moved to {outcome.quarantine}; `gc undelete` restores them"
+    return f"{amount} deleted; journal {outcome.run}"
 
 
 def reasons_json(reasons: Reasons) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from arroyo_dagster.cli.rendering import print_json, print_table
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.iso_times import format_moment, format_span
 from arroyo_dagster.state.model.json_fields import plain_number
+from arroyo_dagster.state.model.units import plural
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,7 +49,7 @@ def print_rows(
         print_json(rows)
         return
     print_table(columns, [[format_cell(value) for value in row.values()] for row in rows])
-    click.echo(f"{len(rows)} rows" if len(rows) != 1 else "1 row")
+    click.echo(plural(len(rows), "row"))
 
 
 def write_answer(rows: pl.DataFrame, path: Path, form: str | None) -> None:
@@ -78,7 +79,7 @@ def write_answer(rows: pl.DataFrame, path: Path, form: str | None) -> None:
         raise InputError("the file exists", path=path, next_step="choose another name") from None
     except OSError as error:
         raise InputError(f"the file cannot be written ({error.strerror})", path=path) from error
-    click.echo(f"{rows.height} rows written to {path}")
+    click.echo(f"{plural(rows.height, 'row')} written to {path}")
 
 
 def _write_parquet(rows: pl.DataFrame, file: IO[bytes]) -> None:

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from arroyo_dagster.cli.common import (
-    main,
-    open_to_read,
-    print_error,
-    private_option,
-    store_options,
-)
+from arroyo_dagster.cli.common import main, open_to_read, print_error, private_option, store_options
 from arroyo_dagster.cli.query.output import FORMATS, print_answer, write_answer
 from arroyo_dagster.cli.rendering import print_json, report
 from arroyo_dagster.errors import ArroyoStateError, InputError

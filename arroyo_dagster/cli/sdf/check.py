@@ -11,11 +11,7 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, json_option
 from arroyo_dagster.cli.rendering import print_json, print_table
-from arroyo_dagster.cli.sdf.files import (
-    check_functions,
-    check_tests,
-    loading_options,
-)
+from arroyo_dagster.cli.sdf.files import check_functions, check_tests, loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package, StateDef
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostic, InvalidDefinition

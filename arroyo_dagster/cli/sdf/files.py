@@ -18,11 +18,7 @@ from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.runtime.checks import check_bodies, check_package_bodies
 from arroyo_dagster.dataflow.runtime.functions import unbound_error, unbound_steps
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
-from arroyo_dagster.dataflow.topics.bindings import (
-    BindingsText,
-    parse_binding,
-    parse_function,
-)
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding, parse_function
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.user_modules import open_folders

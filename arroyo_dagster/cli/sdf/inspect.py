@@ -10,12 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from arroyo_dagster import __version__
-from arroyo_dagster.cli.common import (
-    open_to_read,
-    print_error,
-    private_option,
-    store_options,
-)
+from arroyo_dagster.cli.common import open_to_read, print_error, private_option, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
 from arroyo_dagster.cli.sdf.group import sdf

@@ -52,12 +52,7 @@ from arroyo_dagster.dataflow.in_process import (
     run_dataflow,
 )
 from arroyo_dagster.dataflow.revisions.migrate import migrate as migrate_services
-from arroyo_dagster.dataflow.runtime.service import (
-    DEAD_LETTER,
-    SKIP,
-    RunOptions,
-    build_dataflow,
-)
+from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, SKIP, RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, read_bindings
 from arroyo_dagster.dataflow.topics.pipe import ByteStream
 from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire

@@ -5,7 +5,6 @@ changes.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
@@ -14,11 +13,7 @@ import click
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.rewrite import arroyo_options
 from arroyo_dagster.cli.directory import directory_of_environment
-from arroyo_dagster.cli.rendering import (
-    print_beside_progress,
-    print_json,
-    print_lease_event,
-)
+from arroyo_dagster.cli.rendering import print_json, print_lease_event, sleep_until_quiet
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
 from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
@@ -321,16 +316,5 @@ def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:
         lease_wait_seconds=given["lease_wait_seconds"],
         on_lease=print_lease_event(paths),
         quiet_seconds=given["quiet_seconds"],
-        sleep=_sleep_and_report(paths),
+        sleep=sleep_until_quiet(paths),
     )
-
-
-def _sleep_and_report(paths: JobPaths) -> Callable[[float], None]:
-    def sleep(seconds: float) -> None:
-        print_beside_progress(
-            f"{paths.root}: waiting {seconds:.0f} s to make sure that Arroyo's cleanup has "
-            "finished (--quiet)"
-        )
-        time.sleep(seconds)
-
-    return sleep

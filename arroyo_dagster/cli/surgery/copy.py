@@ -16,7 +16,7 @@ from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_pro
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome
-from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_copy, run_copy
 from arroyo_dagster.state.planning.restore.rollback import ranges
 from arroyo_dagster.state.storage.wrappers import WriteProtected
@@ -79,7 +79,7 @@ def _print(outcome: CopyOutcome) -> None:
     plan = outcome.plan
     name = plan.paths.root
     click.echo(
-        f"{name}: epochs {ranges(plan.epochs)}, {plan.objects} objects, "
+        f"{name}: epochs {ranges(plan.epochs)}, {plural(plan.objects, 'object')}, "
         f"{format_bytes(plan.size_bytes)}, from {plan.source} to {plan.target}"
     )
     if plan.left_out:

@@ -7,6 +7,7 @@ import click
 from arroyo_dagster.cli.common import main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table, show_progress
 from arroyo_dagster.state.codec.derived import plain_values
+from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.find_key import KeyRowsFound, find_key
 
@@ -42,7 +43,8 @@ def find_key_command(job: str, key: tuple[str, ...], url: str | None, as_json: b
         click.echo(f"not known: {text}")
     rows = sum(hit.rows for hit in search.found)
     click.echo(
-        f"{paths.root}: {rows} rows in {len(search.found)} of {search.files} files; "
+        f"{paths.root}: {plural(rows, 'row')} in {len(search.found)} of "
+        f"{plural(search.files, 'file')}; "
         f"{len(search.epochs)} epochs were searched"
     )
 

@@ -11,6 +11,7 @@ from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.cli.surgery.commands import edit_options, opened, options_of
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome
+from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.operations.surgery.rebuild.execute import (
     find_damaged_job,
     plan_rebuild,
@@ -61,14 +62,14 @@ def _print(outcome: RebuildOutcome) -> None:
         click.echo(f"doubt: {text}")
     if outcome.record is not None:
         click.echo(
-            f"{name}: {len(plan.after)} objects of epoch {plan.epoch} were rebuilt; "
+            f"{name}: {plural(len(plan.after), 'object')} of epoch {plan.epoch} rebuilt; "
             "`arroyo-state undo` undoes it until the job is started"
         )
         return
     step = f"not now: {plan.why_not}" if plan.why_not else "add --yes to execute"
     click.echo(
-        f"{name}: rebuild {plan.digest} of {len(plan.after)} objects of epoch {plan.epoch}; "
-        f"nothing was changed, {step}"
+        f"{name}: rebuild {plan.digest} of {plural(len(plan.after), 'object')} of epoch "
+        f"{plan.epoch}; nothing was changed, {step}"
     )
 
 

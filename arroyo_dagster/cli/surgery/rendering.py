@@ -12,6 +12,7 @@ from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
+from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.operations.surgery.managed.execute import ManagedUndo
 from arroyo_dagster.state.operations.undo import UndoOutcome
 
@@ -29,11 +30,12 @@ def print_plan(plan: EditPlan, *, in_full: bool, in_window: bool = False) -> Non
     steps = plan.tables if in_full else plan.changed
     lines = [(step.operator, step.table, step.action.value, step.reason) for step in steps]
     if lines:
-        print_table(("operator", "table", "action", "reason"), lines)
+        print_table(("operator", "table", "action", "reason"), lines, notes="reason")
     if in_full and plan.matches:
         print_table(
             ("operator", "takes the state of", "because"),
             [(match.operator, match.source, match.why) for match in plan.matches],
+            notes="because",
         )
     for line in _entry_lines(plan):
         click.echo(line)
@@ -81,8 +83,8 @@ def _last_line(plan: EditPlan, *, in_window: bool) -> str:
     if plan.creates:
         new = ", which it creates"
     return (
-        f"plan {plan.digest} changes {len(plan.changed)} tables at epoch {plan.epoch}{new}; "
-        f"nothing was changed, {step}"
+        f"plan {plan.digest} changes {plural(len(plan.changed), 'table')} at epoch "
+        f"{plan.epoch}{new}; nothing was changed, {step}"
     )
 
 
@@ -97,8 +99,8 @@ def print_outcome(outcome: EditOutcome) -> None:
     if outcome.unlisted:
         older = ", ".join(map(str, outcome.older_epochs)) or "none"
         click.echo(
-            f"{name}: {len(outcome.unlisted)} files are no longer listed, and no file was deleted; "
-            f"older epochs: {older}"
+            f"{name}: {plural(len(outcome.unlisted), 'file')} no longer listed, and no file was "
+            f"deleted; older epochs: {older}"
         )
     for text in outcome.evidence:
         click.echo(f"evidence: {text}")

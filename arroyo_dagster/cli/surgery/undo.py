@@ -17,12 +17,7 @@ from arroyo_dagster.state.operations.surgery.managed.execute import (
     run_managed_undo,
 )
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed
-from arroyo_dagster.state.operations.undo import (
-    UndoOptions,
-    UndoOutcome,
-    plan_undo,
-    run_undo,
-)
+from arroyo_dagster.state.operations.undo import UndoOptions, UndoOutcome, plan_undo, run_undo
 
 
 @main.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import overload
 
-_DURATIONS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+DURATIONS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 @overload
@@ -26,7 +26,12 @@ def format_bytes(count: int | None) -> str | None:
 def format_micros(micros: float) -> str:
     """Format a duration in its largest unit with at most one decimal: `1.5 h`, `90 ms`."""
     seconds = micros / 1e6
-    for unit, length in _DURATIONS:
+    for unit, length in DURATIONS:
         if seconds >= length:
             return f"{seconds / length:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds * 1000:.0f} ms"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a number of things: `1 file`, `2 files`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -49,7 +49,14 @@ def test_a_plan_is_shown_stored_and_carried_out(
     shown = run(url, "sql", "@journal", "main", "--param", f"run={done['run']}").stdout
     assert "checkpoint-manifest.pb" in shown
     assert document(url, "sql", "@journal", "main", "--param", "run=another") == []
-    assert "nothing to delete" in run(url, "gc", "run", "expire", "main", "--keep", "3").stdout
+    shown = run(url, "gc", "plan", "expire", "main", "--keep", "3").stdout
+    assert "nothing to delete: 3 epochs, all needed: 3 newest kept" in shown
+
+
+def test_a_plan_of_an_arroyo_job_says_why_no_epoch_expires(tmp_path: Path) -> None:
+    words = ("gc", "plan", "expire", "grand_total", "--assume", "grand_total=stopped")
+    shown = run(unpack("flights", tmp_path), *words, "--keep", "2").stdout
+    assert "8 epochs, all needed: 2 newest kept, 6 of the ten before the newest" in shown
 
 
 def test_what_was_moved_aside_is_listed_brought_back_and_purged(

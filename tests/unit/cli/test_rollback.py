@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from arroyo_dagster import ObjectStore, ParquetBackend, open_store
 from tests.commands import run
+from tests.compat.arroyo import unpack
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {"rows": 40, "rows_per_epoch": 2, "sinks": 0, "keep_epochs": None}
@@ -79,4 +81,25 @@ def test_verify_names_the_command_that_goes_back(url: str, store: ObjectStore) -
     found = run(url, "verify", "main", "--level", "0")
     assert found.exit_code == 3
     assert "To go back to epoch 5: arroyo-state rollback words/main 5" in found.stdout
+    assert re.search(r"safely: (1 error|\d+ errors); \d+ objects checked", found.stdout)
     assert json.loads(run(url, "verify", "main", "--json").stdout)["rollback_to"] == 5
+
+
+def test_verify_names_the_commands_for_an_arroyo_job(tmp_path: Path) -> None:
+    url = unpack("flights", tmp_path)
+    data, metadata = "operator-watermark_2/table-s-000", "operator-watermark_2/metadata"
+    newest = tmp_path / "grand_total/checkpoints/checkpoint-0000008"
+    command = "arroyo-state fork grand_total@7 NEW_JOB"
+    for name, code, commands in (
+        (data, 3, [command]),
+        (metadata, 3, ["arroyo-state rebuild grand_total 8", command]),
+        ("metadata", 0, []),  # epoch 7 is the newest one then
+    ):
+        content = (newest / name).read_bytes()
+        (newest / name).unlink()
+        found = run(url, "verify", "grand_total", "--level", "1")
+        assert found.exit_code == code
+        assert all(text in found.stdout for text in commands or ["state rebuild grand_total 8`"])
+        answer = json.loads(run(url, "verify", "grand_total", "--json").stdout)
+        assert (answer["rollback_to"], answer["next_steps"]) == (None, commands)
+        (newest / name).write_bytes(content)

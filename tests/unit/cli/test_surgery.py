@@ -110,7 +110,7 @@ def test_a_managed_job_is_edited_by_an_epoch_and_put_back(tmp_path: Path) -> Non
     shown = command("offsets", paths.root, "row=+2", "--operator", "lines")
     assert 'entry "row" of lines.offsets: "12" becomes "14"' in shown.stdout
     assert "precondition met: no run of the job is active (its last run ended" in shown.stdout
-    assert "changes 1 tables at epoch 3, as epoch 4; nothing was changed" in shown.stdout
+    assert "changes 1 table at epoch 3, as epoch 4; nothing was changed" in shown.stdout
     assert "there is nothing to undo" in command("undo", paths.root).stdout
     assert listing(store) == was
     digest = shown.stdout.partition("plan ")[2].split()[0]

@@ -55,7 +55,7 @@ from arroyo_dagster.state.planning.gc.dead_jobs import (
     plan_dead_job,
     what_is_left_of,
 )
-from arroyo_dagster.state.planning.gc.expiry import plan_expiry
+from arroyo_dagster.state.planning.gc.expiry import plan_expiry, why_epochs_stay
 from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
 from arroyo_dagster.state.planning.gc.recheck import measured
@@ -153,6 +153,13 @@ def plan_gc(
     now = wall_clock() if now_micros is None else now_micros
     plan = _plan(store, paths, request, now, on_progress, with_sizes=with_sizes, items=items)
     return with_remains(store, plan)
+
+
+def why_none_expires(store: ObjectStore, paths: JobPaths, request: GcRequest) -> str:
+    """Return why a plan of this expiry names no epoch, as one sentence; errors as `plan_gc`."""
+    assert request.retention is not None
+    roots = with_store_times(store, read_roots(store, paths))
+    return why_epochs_stay(roots, request.retention, now_micros=wall_clock())
 
 
 def _plan(

@@ -621,7 +621,8 @@ def find_metadata(
     """
     table = METADATA_TABLES.get(name.table)
     if table is None:
-        raise not_found("metadata table", name.table, METADATA_TABLES)
+        error = not_found("metadata table", name.table, METADATA_TABLES)
+        raise error if name.job is None else state.epoch(name.job).with_tables(error)
     if name.job is None:
         return MetadataRows(table, state, None, epoch, on_unreadable)
     if table.of_path is not None:

@@ -319,6 +319,9 @@ class StateJob:
         return checkpoints.get(number) or self._checkpoint(number)
 
 
+_MOST_NAMES = 30
+
+
 @dataclass(frozen=True)
 class StateEpoch:
     """One epoch of a job. `checkpoint` is its metadata."""
@@ -354,17 +357,29 @@ class StateEpoch:
         """Return a table of an operator.
 
         Raises:
-            NotFoundError: there is no such operator or table; names the nearest.
+            NotFoundError: there is no such operator or table; names the tables of the job.
             FormatError: the table has no configuration, or one of the other kind.
         """
         state = self.checkpoint.operator(operator)
         where = {"job": self.job.name, "epoch": self.number}
         if state is None:
             names = [existing.operator for existing in self.operators]
-            raise not_found("operator", operator, names, **where)
+            raise self.with_tables(not_found("operator", operator, names, **where))
         if table not in state.tables:
-            raise not_found("table", table, state.tables, operator=operator, **where)
+            error = not_found("table", table, state.tables, operator=operator, **where)
+            raise self.with_tables(error)
         return self._table(state, TableName(table))
+
+    def with_tables(self, error: NotFoundError) -> NotFoundError:
+        """Return an error about a table's name whose next step names up to thirty tables."""
+        names = [
+            str(QueryName(name, operator.operator, self.job.name))
+            for operator, name, _ in self.listed_tables()
+        ]
+        more = len(names) - _MOST_NAMES
+        listed = ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+        error.next_step = f"the tables of the job: {listed or 'none'}; {error.next_step}"
+        return error
 
     def _table(self, operator: OperatorCheckpoint, name: TableName) -> EpochTable:
         from arroyo_dagster.state.operations.query.global_scan import GlobalScan

@@ -67,24 +67,24 @@ def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
     return choices(_facts(store, paths))
 
 
-def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Epoch | None:
-    """Return the newest epoch to which a job with a damaged newest epoch could be rolled back.
+def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint | None:
+    """Return the newest whole epoch of a job whose newest epoch is damaged.
 
     Args:
         epoch: the damaged one. The five before it are checked in detail, newest first.
 
     Returns:
-        The epoch; None for an Arroyo job, if `epoch` is not the newest one, and if there is none.
+        The epoch: `rollback` takes that of a managed job, `fork` that of an Arroyo job. None if
+        `epoch` is not the newest one, and if there is none.
     """
     facts = _facts(store, paths)
     if epoch != facts.newest_number:
         return None
-    older = [number for number in reversed(choices(facts)) if number < epoch]
+    older = [entry.epoch for entry in reversed(facts.epochs) if entry.whole and entry.epoch < epoch]
     backend = ParquetBackend(store, paths)
     for number in older[:5]:
         with contextlib.suppress(NotFoundError, FormatError, ProtocolError):
-            backend.prepare_checkpoint_load(number)
-            return number
+            return backend.prepare_checkpoint_load(number)
     return None
 
 

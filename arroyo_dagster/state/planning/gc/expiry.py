@@ -6,6 +6,7 @@ crates/arroyo-state/src/parquet.rs, `cleanup_checkpoint`; arroyo-state.md 9.5, 9
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator, Sequence
 
 from arroyo_dagster.state.model.aliases import ReferencedPaths
@@ -92,6 +93,33 @@ def plan_expiry(
         metadata=expired.metadata,
         stays={} if not timeless else {"no_time": (timeless, 0)},
     )
+
+
+def why_epochs_stay(roots: Roots, retention: Retention, *, now_micros: int) -> str:
+    """Say in one sentence why no epoch of a job expires; for each epoch the first reason counts.
+
+    Args:
+        now_micros: as in `plan_expiry`.
+    """
+    newest = {roots.head.epoch, *(r.epoch for r in roots.current[: retention.keep_epochs or 0])}
+    pinned, oldest = roots.job_pins.pinned, roots.head.epoch - LEGACY_EPOCHS_BEFORE_NEWEST
+    since = None if retention.keep_micros is None else now_micros - retention.keep_micros
+    reasons = collections.Counter(
+        "newest kept"
+        if root.epoch in newest
+        else "pinned"
+        if root.epoch in pinned
+        else "of unknown age"
+        if since is not None and _timeless(root)
+        else "younger than asked"
+        if since is not None and (root.written_at_micros or 0) >= since
+        else "of the ten before the newest, which Arroyo's cleanup reads"
+        if roots.paths.layout is Layout.LEGACY and root.epoch >= oldest
+        else "needed to restore a newer one"
+        for root in roots.epochs
+    )
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return f"{len(roots.epochs)} epochs, all needed: {counts}"
 
 
 def plan_own_expiry(roots: Roots, min_epoch: Epoch) -> ExpirePlan:

@@ -55,8 +55,8 @@ class EpochFacts:
     problem: str | None = None
 
     @property
-    def restorable(self) -> bool:
-        """Whether a rollback may restore it."""
+    def whole(self) -> bool:
+        """Whether it can be restored, as far as metadata and a listing show."""
         states = (CheckpointState.READY, CheckpointState.ROLLED_BACK)
         checkpoint = self.checkpoint
         return (
@@ -65,8 +65,12 @@ class EpochFacts:
             and self.state in states
             and checkpoint is not None
             and checkpoint.state is CheckpointState.READY
-            and checkpoint.progress is not None
         )
+
+    @property
+    def restorable(self) -> bool:
+        """Whether a rollback may restore it: only that of a managed job."""
+        return self.whole and self.checkpoint is not None and self.checkpoint.progress is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,10 @@ def legacy_findings(facts: LegacyFacts) -> list[Finding]:
     for epoch in facts.unfinished:
         path = facts.paths.legacy_metadata(epoch)
         evidence = f"epoch {epoch} has operators, but no metadata: it is being written, or was lost"
-        step = "nothing, if the job runs; else check which epoch Arroyo's database reports as ready"
+        step = (
+            "nothing, if the job runs; if Arroyo's database reports it as ready, "
+            f"`arroyo-state rebuild {facts.paths.root} {epoch}` writes it anew"
+        )
         findings.append(note("epoch-unfinished", path, evidence, step))
     return findings
 
