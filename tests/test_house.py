@@ -28,24 +28,24 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 944,
     "cli": 9_663,
-    "dataflow": 20_662,
-    "orchestration": 9_923,
+    "dataflow": 20_644,
+    "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_070,
+    "spark": 7_056,
     "state.codec": 7_657,
     "state.errors": 5,
-    "state.metadata": 3_294,
-    "state.model": 6_219,
-    "state.operations": 29_496,
-    "state.planning": 11_589,
-    "state.runtime": 3_541,
-    "state.storage": 6_052,
-    "state.tables": 10_115,
+    "state.metadata": 3_269,
+    "state.model": 6_213,
+    "state.operations": 29_341,
+    "state.planning": 11_567,
+    "state.runtime": 3_531,
+    "state.storage": 6_047,
+    "state.tables": 10_089,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_030
+MOST_LINES_OF_TESTS = 91_993
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -10,11 +10,7 @@ import dagster as dg
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration import rendering as shown
-from arroyo_dagster.orchestration.check_results import (
-    check_result,
-    format_verdict,
-    report,
-)
+from arroyo_dagster.orchestration.check_results import check_result, format_verdict, report
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, asset_job, clock_schedule

@@ -13,11 +13,7 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration.sensor import decode_cursor, decode_poll
 from arroyo_dagster.redaction import redact_text
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
-from arroyo_dagster.state.planning.polling import (
-    TICK_SECONDS,
-    poll_interval_seconds,
-    quiet_poll,
-)
+from arroyo_dagster.state.planning.polling import TICK_SECONDS, poll_interval_seconds, quiet_poll
 
 _DAGSTER, _DAEMONS, _SENSOR = "dagster", "daemons", "sensor"
 _ALIVE_SECONDS = 300  # each daemon sends a heartbeat every 30 seconds

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 from arroyo_dagster.spark.tasks import BYTES_OF_A_FILE, BYTES_OF_A_TASK, run_items
 from arroyo_dagster.spark.thresholds import SparkThresholds
-from arroyo_dagster.state.model.compaction import (
-    CompactionPlan,
-    CompactionSettings,
-    MergeOutcome,
-)
+from arroyo_dagster.state.model.compaction import CompactionPlan, CompactionSettings, MergeOutcome
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.operations.compaction.execute import merge_here
 from arroyo_dagster.state.operations.compaction.job import CompactionOptions, run_compaction

@@ -39,12 +39,7 @@ from arroyo_dagster.state.operations.gc.inventory import (
     matching,
     read_listed,
 )
-from arroyo_dagster.state.operations.gc.plan import (
-    GcRequest,
-    needed_answer,
-    plan_gc,
-    retention_now,
-)
+from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer, plan_gc, retention_now
 from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root

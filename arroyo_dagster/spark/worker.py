@@ -14,12 +14,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.chunks import PLACE, ChunkStream, chunk_batches, decode_stream
-from arroyo_dagster.spark.holders.conversation import (
-    BlockedError,
-    Conversation,
-    HungError,
-    Request,
-)
+from arroyo_dagster.spark.holders.conversation import BlockedError, Conversation, HungError, Request
 from arroyo_dagster.spark.holders.messages import (
     HolderAddress,
     Meeting,

@@ -19,13 +19,7 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.state import (
-    GlobalKeyedTable,
-    JobPaths,
-    MemoryStore,
-    ParquetBackend,
-    StatePath,
-)
+from arroyo_dagster.state import GlobalKeyedTable, JobPaths, MemoryStore, ParquetBackend, StatePath
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.layout import OUR_DIRECTORY
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles

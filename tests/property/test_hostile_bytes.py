@@ -29,14 +29,7 @@ from arroyo_dagster.state.codec.operations import decode_operation
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.codec.row_groups import DataFile
 from tests.compat.arroyo import DATA
-from tests.formats import (
-    decode_file,
-    encode_rows,
-    metadata,
-    read_facts,
-    records,
-    schema_from_json,
-)
+from tests.formats import decode_file, encode_rows, metadata, read_facts, records, schema_from_json
 
 Decode = Callable[[bytes], object]
 

@@ -15,12 +15,7 @@ from toposort import CircularDependencyError
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.orchestration import PipelineList
 from arroyo_dagster.orchestration.pipelines.lineage import End, without_cycles
-from arroyo_dagster.orchestration.pipelines.listing import (
-    EpochEnds,
-    Facts,
-    RootListing,
-    merged,
-)
+from arroyo_dagster.orchestration.pipelines.listing import EpochEnds, Facts, RootListing, merged
 from arroyo_dagster.orchestration.pipelines.model import (
     LineageEndpoint,
     ListedPipeline,

@@ -24,11 +24,7 @@ from arroyo_dagster.dataflow.revisions.content import RevisedTable, RevisedTable
 from arroyo_dagster.dataflow.revisions.stored import StoredService, read_stored
 from arroyo_dagster.dataflow.runtime.service import service_order
 from arroyo_dagster.dataflow.storage.columns import KEY
-from arroyo_dagster.dataflow.storage.engine_tables import (
-    DROPPED,
-    has_unflushed,
-    stored_schemas,
-)
+from arroyo_dagster.dataflow.storage.engine_tables import DROPPED, has_unflushed, stored_schemas
 from arroyo_dagster.dataflow.storage.state_changes import StateChange, advice, state_changes
 from arroyo_dagster.dataflow.storage.state_tables import (
     FLUSHED,

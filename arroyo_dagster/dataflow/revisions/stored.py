@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from arroyo_dagster.dataflow.definition.definition import (
-    Dataflow,
-    StateDef,
-    StateForm,
-    ValueKind,
-)
+from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, StateForm, ValueKind
 from arroyo_dagster.dataflow.definition.names import column_attribute, mangled, state_accessor
 from arroyo_dagster.dataflow.definition.types import Column, ScalarType
 from arroyo_dagster.dataflow.definition.windows import WindowDef, WindowKind

@@ -36,12 +36,7 @@ from arroyo_dagster.dataflow.definition.types import (
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
 from arroyo_dagster.dataflow.errors import OperatorResultError, UnboundOperatorError
 from arroyo_dagster.dataflow.runtime.batch_states import ColumnUpdate
-from arroyo_dagster.dataflow.runtime.columnar import (
-    called,
-    column_result,
-    mask_result,
-    rows_result,
-)
+from arroyo_dagster.dataflow.runtime.columnar import called, column_result, mask_result, rows_result
 from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.functions import Function, FunctionBody, FunctionPlan, load

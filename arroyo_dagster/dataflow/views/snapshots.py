@@ -19,11 +19,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.names import SCHEMAS
 from arroyo_dagster.dataflow.storage.columns import KEY, UPDATED_AT, WINDOW_END, WINDOW_START
-from arroyo_dagster.dataflow.storage.engine_tables import (
-    DROPPED,
-    check_states,
-    read_schemas,
-)
+from arroyo_dagster.dataflow.storage.engine_tables import DROPPED, check_states, read_schemas
 from arroyo_dagster.dataflow.storage.state_tables import (
     FLUSHED,
     VALUE,

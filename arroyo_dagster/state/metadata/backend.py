@@ -26,11 +26,7 @@ from arroyo_dagster.state.metadata.backing_store import NextEpoch, Published, St
 from arroyo_dagster.state.metadata.expiry import ExpiringTree
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.metadata.objects import missing_epoch
-from arroyo_dagster.state.metadata.tree import (
-    LegacyTree,
-    as_checkpoint,
-    legacy_checkpoint,
-)
+from arroyo_dagster.state.metadata.tree import LegacyTree, as_checkpoint, legacy_checkpoint
 from arroyo_dagster.state.metadata.worker_generation import GenerationWriter, create_once
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,

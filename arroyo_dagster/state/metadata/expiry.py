@@ -8,29 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    FormatError,
-    NotFoundError,
-    ProtocolError,
-)
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, ProtocolError
 from arroyo_dagster.state.codec.references import manifest_references
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.clock import Clock, own_clock
-from arroyo_dagster.state.model.garbage import (
-    EpochRoot,
-    ExpirePlan,
-    JobPins,
-    Quarantined,
-    Roots,
-)
+from arroyo_dagster.state.model.garbage import EpochRoot, ExpirePlan, JobPins, Quarantined, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.planning.gc.epoch_roots import (
-    epoch_root,
-)
+from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root
 from arroyo_dagster.state.planning.gc.expiry import (
     in_safe_groups,
     oldest_staying,

@@ -24,10 +24,7 @@ from arroyo_dagster.state.model.layout import (
     JobPaths,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lost_metadata import (
-    identity_mismatch,
-    is_of_another_job,
-)
+from arroyo_dagster.state.planning.restore.lost_metadata import identity_mismatch, is_of_another_job
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 

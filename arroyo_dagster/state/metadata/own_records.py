@@ -32,12 +32,7 @@ from arroyo_dagster.state.codec.records import (
     decode_copy_marker,
     decode_stop_request,
 )
-from arroyo_dagster.state.metadata.lease_records import (
-    CLOCK,
-    NEWEST,
-    decode_lease,
-    decode_newest,
-)
+from arroyo_dagster.state.metadata.lease_records import CLOCK, NEWEST, decode_lease, decode_newest
 from arroyo_dagster.state.model.garbage import JobPins, Quarantined
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES, PROBE, JobPaths, index_batch

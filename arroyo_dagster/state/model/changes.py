@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    PipelineId,
-    StatePath,
-    WorkerGeneration,
-)
+from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 
 

@@ -15,11 +15,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.metadata.own_records import check_records
-from arroyo_dagster.state.model.checkpoints import (
-    Checkpoint,
-    CheckpointState,
-    OperatorCheckpoint,
-)
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.planning.restore.claims import Claims
 from arroyo_dagster.state.runtime.operators import registered

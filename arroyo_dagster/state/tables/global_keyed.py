@@ -18,11 +18,7 @@ import pyarrow.compute as pc
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
 from arroyo_dagster.state.codec.operations import DeleteKey, encode_operation
-from arroyo_dagster.state.codec.parquet import (
-    GLOBAL_KEY_VALUE_SCHEMA,
-    REMOVAL_SCHEMA,
-    encode_pairs,
-)
+from arroyo_dagster.state.codec.parquet import GLOBAL_KEY_VALUE_SCHEMA, REMOVAL_SCHEMA, encode_pairs
 from arroyo_dagster.state.model.checkpoints import GlobalKeyedReport
 from arroyo_dagster.state.model.compaction import MergeOutcome, PairsMerge
 from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName

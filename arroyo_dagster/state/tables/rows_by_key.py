@@ -15,12 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arroyo_dagster.state.tables.live_rows import (
-    NANOS_PER_MICRO,
-    LiveRows,
-    RowForm,
-    Selection,
-)
+from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, LiveRows, RowForm, Selection
 
 _Numbers = npt.NDArray[np.int64]
 _Key = tuple[object, ...]

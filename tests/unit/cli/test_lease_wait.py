@@ -35,14 +35,7 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.cli.common import EXIT_SKIPPED
 from tests.compat.arroyo import unpack
-from tests.internals import (
-    AssumedJobs,
-    JobDirectory,
-    LeaseOptions,
-    Pace,
-    lease,
-    list_quarantines,
-)
+from tests.internals import AssumedJobs, JobDirectory, LeaseOptions, Pace, lease, list_quarantines
 from tests.jobs import listing, run_word_job, word_job
 
 JOB: dict[str, Any] = {"rows": 24, "rows_per_epoch": 2, "keep_epochs": None, "sinks": 0}

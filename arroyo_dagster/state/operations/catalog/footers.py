@@ -20,9 +20,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     StorageError,
 )
-from arroyo_dagster.state.codec.parquet import (
-    read_facts,
-)
+from arroyo_dagster.state.codec.parquet import read_facts
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint
@@ -30,15 +28,8 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
-from arroyo_dagster.state.model.tables import (
-    KEY_HASH_COLUMN,
-    TIMESTAMP_COLUMN,
-)
-from arroyo_dagster.state.operations.catalog.jobs import (
-    JobSummary,
-    job_is_there,
-    summarise_job,
-)
+from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, TIMESTAMP_COLUMN
+from arroyo_dagster.state.operations.catalog.jobs import JobSummary, job_is_there, summarise_job
 from arroyo_dagster.state.operations.catalog.metadata_only import stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore.reads import is_at_rest, restore_plan

@@ -21,11 +21,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
 from arroyo_dagster.state.metadata.tree import CheckpointTree, as_checkpoint
-from arroyo_dagster.state.model.checkpoints import (
-    RECORD_VERSION,
-    Checkpoint,
-    CheckpointState,
-)
+from arroyo_dagster.state.model.checkpoints import RECORD_VERSION, Checkpoint, CheckpointState
 from arroyo_dagster.state.model.ids import (
     Epoch,
     JobId,
@@ -34,10 +30,7 @@ from arroyo_dagster.state.model.ids import (
     WorkerGeneration,
     path_error,
 )
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    Layout,
-)
+from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_progress
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs, stored_sizes
 from arroyo_dagster.state.operations.progress import counter

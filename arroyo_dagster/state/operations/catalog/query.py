@@ -11,21 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from arroyo_dagster.errors import (
-    FormatError,
-    NotFoundError,
-)
+from arroyo_dagster.errors import FormatError, NotFoundError
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    OperatorId,
-    StatePath,
-    TableName,
-)
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-)
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
@@ -35,10 +25,7 @@ from arroyo_dagster.state.model.tables import (
     TableKind,
 )
 from arroyo_dagster.state.model.types import Primitive
-from arroyo_dagster.state.operations.catalog.metadata_only import (
-    metadata_only_epochs,
-    no_rows_left,
-)
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs, no_rows_left
 from arroyo_dagster.state.operations.progress import CountedReads
 from arroyo_dagster.state.planning.privacy import (
     NOTHING_PRIVATE,

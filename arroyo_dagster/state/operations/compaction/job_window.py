@@ -14,12 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from arroyo_dagster.errors import (
-    ArroyoStateError,
-    ConflictError,
-    InputError,
-    StorageError,
-)
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
 from arroyo_dagster.state.model.ids import PipelineId

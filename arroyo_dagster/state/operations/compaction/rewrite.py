@@ -32,9 +32,7 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteShard,
     TableRewrite,
 )
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_rewrites

@@ -19,19 +19,10 @@ from arroyo_dagster.state.metadata.tree import as_checkpoint
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    Layout,
-    is_rewritten,
-    parse_manifest_path,
-)
+from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten, parse_manifest_path
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import RewriteInput
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    ExpiringTimeKeyFiles,
-    TimeFile,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.job import verify_job

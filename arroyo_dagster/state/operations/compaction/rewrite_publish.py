@@ -21,9 +21,7 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteShard,
     TableRewrite,
 )
-from arroyo_dagster.state.model.tables import (
-    TimeFile,
-)
+from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.operations.compaction.quiet import check_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,

@@ -15,11 +15,7 @@ from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOp
 from arroyo_dagster.state.model.clock import Clock
 from arroyo_dagster.state.model.garbage import DeletionSettings, GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    parse_checkpoint_dir,
-    parse_epoch_record,
-)
+from arroyo_dagster.state.model.layout import JobPaths, parse_checkpoint_dir, parse_epoch_record
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.journal import Journal, finish_open_runs

@@ -20,12 +20,7 @@ from arroyo_dagster.state.codec.records import decode_generation_manifest
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest, LostObject
-from arroyo_dagster.state.model.garbage import (
-    EpochRoot,
-    PathsDigest,
-    References,
-    Roots,
-)
+from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, References, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
     MAINTENANCE_NAMES,
@@ -36,17 +31,9 @@ from arroyo_dagster.state.model.layout import (
     parse_operator_object,
 )
 from arroyo_dagster.state.model.numbers import parse_number
-from arroyo_dagster.state.model.objects import (
-    ObjectKind,
-    Packed,
-    StoredObject,
-    object_name,
-)
+from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
-from arroyo_dagster.state.operations.gc.root_reader import (
-    NO_EPOCH,
-    Reader,
-)
+from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Reader
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
 from arroyo_dagster.state.operations.gc.roots_protocol import attempt, known_roots
 from arroyo_dagster.state.operations.gc.roots_times import with_store_times

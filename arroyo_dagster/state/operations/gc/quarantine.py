@@ -13,11 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import FormatError, NotFoundError
-from arroyo_dagster.state.codec.gc import (
-    decode_moved,
-    encode_moved,
-    encode_quarantined,
-)
+from arroyo_dagster.state.codec.gc import decode_moved, encode_moved, encode_quarantined
 from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease

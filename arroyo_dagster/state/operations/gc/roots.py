@@ -18,11 +18,7 @@ from arroyo_dagster.state.model.garbage import EpochRoot, Roots
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
-from arroyo_dagster.state.operations.gc.root_reader import (
-    AT_ONCE,
-    NO_EPOCH,
-    Reader,
-)
+from arroyo_dagster.state.operations.gc.root_reader import AT_ONCE, NO_EPOCH, Reader
 from arroyo_dagster.state.operations.gc.roots_protocol import (
     known_roots,
     newest_head,

@@ -22,12 +22,7 @@ from arroyo_dagster.state.model.layout import (
     parse_manifest_path,
 )
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit
-from arroyo_dagster.state.operations.gc.root_reader import (
-    AT_ONCE,
-    NO_EPOCH,
-    Reader,
-    T,
-)
+from arroyo_dagster.state.operations.gc.root_reader import AT_ONCE, NO_EPOCH, Reader, T
 from arroyo_dagster.state.planning.gc.epoch_roots import (
     check_inside_job,
     epoch_root,

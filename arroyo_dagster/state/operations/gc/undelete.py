@@ -36,12 +36,7 @@ from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
 from arroyo_dagster.state.operations.gc.copies import COPY_BYTES, digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.journal import Journal, finish_open_runs
-from arroyo_dagster.state.operations.gc.pins import (
-    may_be_going,
-    put_pins,
-    read_pins,
-    release,
-)
+from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins, read_pins, release
 from arroyo_dagster.state.operations.gc.quarantine import all_moved, end_quarantine
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.progress import counter

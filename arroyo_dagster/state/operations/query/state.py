@@ -29,11 +29,7 @@ from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TableConfig
-from arroyo_dagster.state.operations.catalog.jobs import (
-    find_job,
-    list_jobs,
-    list_readable_jobs,
-)
+from arroyo_dagster.state.operations.catalog.jobs import find_job, list_jobs, list_readable_jobs
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.query.names import (
     QueryName,

@@ -18,26 +18,15 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.metadata.backend import ParquetBackend, writer_lease
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.metadata.tree import CheckpointTree
-from arroyo_dagster.state.model.checkpoints import (
-    Checkpoint,
-    CheckpointState,
-    OperatorCheckpoint,
-)
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
 from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
-from arroyo_dagster.state.model.rollback import (
-    CommittedOutput,
-    RollbackOutcome,
-    RollbackPlan,
-)
+from arroyo_dagster.state.model.rollback import CommittedOutput, RollbackOutcome, RollbackPlan
 from arroyo_dagster.state.operations.catalog.footers import Footers
-from arroyo_dagster.state.operations.catalog.jobs import (
-    EpochSummary,
-    list_epochs,
-)
+from arroyo_dagster.state.operations.catalog.jobs import EpochSummary, list_epochs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (

@@ -22,10 +22,7 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.metadata import decode_manifest
-from arroyo_dagster.state.codec.records import (
-    CopyMarker,
-    decode_copy_marker,
-)
+from arroyo_dagster.state.codec.records import CopyMarker, decode_copy_marker
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import (
     IN_FLIGHT_GRACE_SECONDS,

@@ -19,10 +19,7 @@ from arroyo_dagster.state.codec.metadata import (
     encode_manifest,
     encode_operator,
 )
-from arroyo_dagster.state.codec.records import (
-    decode_current_generation,
-    decode_generation_manifest,
-)
+from arroyo_dagster.state.codec.records import decode_current_generation, decode_generation_manifest
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.tree import CheckpointTree, legacy_head

@@ -25,10 +25,7 @@ from arroyo_dagster.state.model.surgery.plans import (
     TableAction,
     TableStep,
 )
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    TableConfig,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.carried_rows import TablePair, table_described

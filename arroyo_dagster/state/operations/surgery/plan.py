@@ -55,12 +55,7 @@ from arroyo_dagster.state.operations.surgery.entries import (
 )
 from arroyo_dagster.state.operations.surgery.graphs.find import find_graph
 from arroyo_dagster.state.operations.surgery.offsets import offset_changes
-from arroyo_dagster.state.operations.surgery.rescale import (
-    LoadedRows,
-    not_tried,
-    rescaled,
-    to_do,
-)
+from arroyo_dagster.state.operations.surgery.rescale import LoadedRows, not_tried, rescaled, to_do
 from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables, row_changes
 from arroyo_dagster.state.operations.surgery.watermarks import (
     GENERATOR,

@@ -32,11 +32,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.footers import read_stored_file
 from arroyo_dagster.state.operations.surgery.entries import read_global_tables
-from arroyo_dagster.state.operations.surgery.rows import (
-    RewrittenRows,
-    RowChanges,
-    expiring_tables,
-)
+from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, RowChanges, expiring_tables
 from arroyo_dagster.state.planning.compaction.rewrite import (
     TableFacts,
     TableKey,

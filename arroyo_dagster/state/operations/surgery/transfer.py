@@ -28,9 +28,7 @@ from arroyo_dagster.state.model.surgery.plans import (
     TableStep,
     WatermarkStep,
 )
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyFiles,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.query import chosen_epoch

@@ -35,11 +35,7 @@ from arroyo_dagster.state.operations.verify.keys import (
     keyed_epochs,
 )
 from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
-from arroyo_dagster.state.operations.verify.rows import (
-    CheckDepth,
-    FileToRead,
-    read_file_facts,
-)
+from arroyo_dagster.state.operations.verify.rows import CheckDepth, FileToRead, read_file_facts
 from arroyo_dagster.state.planning.engines import EngineChoice, WorkAmount
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan

@@ -19,12 +19,7 @@ from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.operations import INSERT, decode_operation
-from arroyo_dagster.state.codec.parquet import (
-    decoding,
-    open_pages,
-    read_facts,
-    rows_at_once,
-)
+from arroyo_dagster.state.codec.parquet import decoding, open_pages, read_facts, rows_at_once
 from arroyo_dagster.state.model.tables import (
     KEY_HASH_COLUMN,
     TIMESTAMP_COLUMN,

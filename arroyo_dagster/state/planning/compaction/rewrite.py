@@ -18,10 +18,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, 
 from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings, LeftOut
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
-from arroyo_dagster.state.model.keys import (
-    KeyRange,
-    range_for_server,
-)
+from arroyo_dagster.state.model.keys import KeyRange, range_for_server
 from arroyo_dagster.state.model.layout import is_rewritten
 from arroyo_dagster.state.model.rewrite import RewriteInput, RewritePlan, RewriteRule, TableRewrite
 from arroyo_dagster.state.model.tables import (

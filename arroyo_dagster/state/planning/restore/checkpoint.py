@@ -17,13 +17,7 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
     SubtaskCheckpoint,
 )
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    JobId,
-    OperatorId,
-    StatePath,
-    TableName,
-)
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.json_fields import MAX_TIME_MICROS
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import (

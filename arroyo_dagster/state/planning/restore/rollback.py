@@ -17,12 +17,7 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.model.checkpoints import (
-    CONTENT,
-    Checkpoint,
-    CheckpointState,
-    RunProgress,
-)
+from arroyo_dagster.state.model.checkpoints import CONTENT, Checkpoint, CheckpointState, RunProgress
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import CommittedOutput, GivenUpEpoch, RollbackPlan

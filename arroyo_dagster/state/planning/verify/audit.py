@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    is_data_file,
-    parse_manifest_path,
-)
+from arroyo_dagster.state.model.layout import JobPaths, is_data_file, parse_manifest_path
 from arroyo_dagster.state.model.units import format_bytes, format_micros
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.planning.verify.findings import (
-    Finding,
-    either,
-    warning,
-)
+from arroyo_dagster.state.planning.verify.findings import Finding, either, warning
 
 _MINUTE = 60_000_000
 _HOUR = 60 * _MINUTE

@@ -31,12 +31,7 @@ from arroyo_dagster.state.storage.failures import (
     translated,
     understood,
 )
-from arroyo_dagster.state.storage.names import (
-    encode_path,
-    listed_path,
-    stored_prefix,
-    stored_start,
-)
+from arroyo_dagster.state.storage.names import encode_path, listed_path, stored_prefix, stored_start
 from arroyo_dagster.state.storage.remote.fsspec_store import FsspecStore
 from arroyo_dagster.state.storage.remote.obstore_listing import (
     ListingChunk,

@@ -19,23 +19,13 @@ from arroyo_dagster.state.codec.parquet import (
     REMOVAL_SCHEMA,
     encode_pair_columns,
 )
-from arroyo_dagster.state.model.compaction import (
-    MergedPairs,
-    MergeOutcome,
-    PairsMerge,
-    RowsDigest,
-)
+from arroyo_dagster.state.model.compaction import MergedPairs, MergeOutcome, PairsMerge, RowsDigest
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import REMOVED as REMOVED_SUFFIX
 from arroyo_dagster.state.model.layout import compacted
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.last_writes import (
-    REMOVED,
-    LastWrites,
-    decoded_ahead,
-    last_writes,
-)
+from arroyo_dagster.state.tables.last_writes import REMOVED, LastWrites, decoded_ahead, last_writes
 
 
 def merge_pairs(

@@ -21,11 +21,7 @@ from arroyo_dagster.state import (
     TableName,
 )
 from arroyo_dagster.state.codec.derived import plain_values, value_from_json
-from arroyo_dagster.state.codec.messages import (
-    error_from_json,
-    join_documents,
-    split_document,
-)
+from arroyo_dagster.state.codec.messages import error_from_json, join_documents, split_document
 from arroyo_dagster.state.model.compaction import Budget, MergeOrder
 from tests.formats import MergedPairs, MergedRows, MergeOutcome, RowsDigest, SortOrder, TimeFile
 

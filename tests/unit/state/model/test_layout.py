@@ -5,11 +5,7 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from arroyo_dagster.state import (
-    JobId,
-    JobPaths,
-    PipelineId,
-)
+from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.model.layout import parse_epoch_record, parse_manifest_path
 from tests.compat.arroyo import DATA
 

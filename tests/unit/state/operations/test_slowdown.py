@@ -23,11 +23,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.operations import slowdown
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch, last_slowdown
-from arroyo_dagster.state.planning.slowdown import (
-    EpochTime,
-    slowdown_between,
-    slowdown_since,
-)
+from arroyo_dagster.state.planning.slowdown import EpochTime, slowdown_between, slowdown_since
 from tests.faulty_stores import once_before
 from tests.internals import LeaseOptions, Pace, lease
 from tests.jobs import copied, copy_into, written_by_word_job

@@ -30,11 +30,7 @@ from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.model.layout import REMOVED
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion, RetainRows
 from arroyo_dagster.state.model.surgery.plans import TableAction, TableStep
-from arroyo_dagster.state.model.tables import (
-    ExpiringTimeKeyConfig,
-    TableConfig,
-    TimeFile,
-)
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TimeFile
 from arroyo_dagster.state.model.types import STRING, Primitive, StructOf, Type
 from arroyo_dagster.state.operations.restore.revision import RevisionWriter
 from arroyo_dagster.state.operations.surgery.managed.entries import internal

@@ -6,17 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from arroyo_dagster.errors import FormatError, ProtocolError
-from arroyo_dagster.state.model.checkpoints import (
-    Checkpoint,
-    OperatorCheckpoint,
-)
-from arroyo_dagster.state.model.ids import (
-    Epoch,
-    OperatorId,
-    StatePath,
-    TableName,
-    WorkerGeneration,
-)
+from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, is_compacted, written_epoch
 from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
 from arroyo_dagster.state.model.tables import (

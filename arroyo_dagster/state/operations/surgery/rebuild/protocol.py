@@ -30,11 +30,7 @@ from arroyo_dagster.state.model.checkpoints import (
 )
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobFacts
-from arroyo_dagster.state.model.layout import (
-    JobPaths,
-    parse_epoch_record,
-    parse_manifest_path,
-)
+from arroyo_dagster.state.model.layout import JobPaths, parse_epoch_record, parse_manifest_path
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
@@ -49,10 +45,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     cannot_rebuild,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lost_metadata import (
-    cut_checkpoint,
-    identity_mismatch,
-)
+from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint, identity_mismatch
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 
 _T = TypeVar("_T")
