@@ -7,7 +7,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.surgery.edits import AnyEdit, SetOffsets
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.operations.verify.edits import EditFacts, read_edits
+from arroyo_dagster.state.operations.verify.edits import EditFacts, read_edits, read_rebuilds
 from arroyo_dagster.state.planning.verify.edits import was_applied
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -56,7 +56,7 @@ def _check_first_time(
                 f"{paths.root} --yes`",
             )
     if not any(edits.records.values()) and _has_edited_entries(checkpoint):
-        rebuilds = edits.rebuilds.values()
+        rebuilds = read_rebuilds(store, edits).values()
         if not any(record is not None and record.epoch == checkpoint.epoch for record in rebuilds):
             raise ConflictError(
                 f"epoch {checkpoint.epoch} has entries that an edit has written, whose record is "

@@ -27,12 +27,12 @@ class EditFacts:
     Attributes:
         records: by path; None if a record does not decode.
         digests: SHA-256 of the metadata objects that they name, in hex.
-        rebuilds: the records of all rebuilds of the job, by path; None if one does not decode.
+        rebuilds: the paths of the records of all rebuilds of the job; see `read_rebuilds`.
     """
 
     records: Mapping[StatePath, ChangeRecord | None] = field(default_factory=dict)
     digests: Mapping[StatePath, str] = field(default_factory=dict)
-    rebuilds: Mapping[StatePath, ChangeRecord | None] = field(default_factory=dict)
+    rebuilds: Sequence[StatePath] = ()
 
     @property
     def unfinished(self) -> dict[StatePath, ChangeRecord]:
@@ -65,7 +65,12 @@ def read_edits(store: ObjectStore, paths: JobPaths, history: Sequence[Checkpoint
     digests = concurrently(lambda path: _digest(store, path), named)
     pairs = zip(named, digests, strict=True)
     known = {path: digest for path, digest in pairs if digest is not None}
-    return EditFacts(records, known, _read(store, rebuilds))
+    return EditFacts(records, known, rebuilds)
+
+
+def read_rebuilds(store: ObjectStore, edits: EditFacts) -> dict[StatePath, ChangeRecord | None]:
+    """Read the records of rebuilds, by path; None if one does not decode."""
+    return _read(store, edits.rebuilds)
 
 
 def _named(store: ObjectStore, paths: JobPaths) -> set[StatePath]:

@@ -27,7 +27,7 @@ from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journ
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.query.positions import counts_records, source_positions
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
-from arroyo_dagster.state.operations.verify.edits import read_edits
+from arroyo_dagster.state.operations.verify.edits import read_edits, read_rebuilds
 from arroyo_dagster.state.operations.verify.keys import (
     KeyedEpoch,
     find_shared_keys,
@@ -434,7 +434,7 @@ def _across(
     explained = explained_files(history, readable, edits.digests)
     yield from across_findings(history, explained, undone_files(history, readable))
     yield from edit_findings(history, edits.records, edits.digests)
-    yield from rebuild_findings(history, edits.rebuilds)
+    yield from rebuild_findings(history, read_rebuilds(store, edits))
     if decodes:
         edited = any(concerns(record, now) for record in readable)
         yield from positions(edited=edited, unlisted=explained.get(now.epoch, frozenset()))
