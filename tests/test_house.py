@@ -37,7 +37,7 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_269,
     "state.model": 6_213,
-    "state.operations": 29_346,
+    "state.operations": 29_354,
     "state.planning": 11_567,
     "state.runtime": 3_531,
     "state.storage": 6_047,

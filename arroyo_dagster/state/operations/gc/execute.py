@@ -157,59 +157,68 @@ def _run(
             if quarantined.name in current.purges:
                 purge_quarantine(held, paths, quarantined, owner, now, options.on_progress)
         remains = sweep(held, current, fresh)
-        if not current.objects:
-            delete_all(held, [paths.removal] if current.kind is PlanKind.DEAD_JOB else [])
-            return GcOutcome(
-                plan=current,
-                done=remains > 0,
-                deleted=0,
-                size_bytes=0,
-                purged=current.purges,
-                open_entries=opened,
-                remains=remains,
-            )
-        moving = (
-            QuarantineWriter.begin(held, current, owner, now, pace.sleep, options.items)
-            if options.quarantine
-            else None
-        )
-        name = None if moving is None else moving.name
-        header = RunHeader.of_plan(current, owner, now, name)
-        journal = Journal.begin(held, paths, header, keep_micros=options.journal_micros)
-        if current.kind is PlanKind.DEAD_JOB:
-            # Its epochs cannot be read any more once this has begun.
-            held.create(paths.removal, encode_json(gc_plan_to_json(current)))
-        if current.keep_from is not None:
-            # First: what is missing after an interruption must not look lost.
-            note_expired(held, paths, current.keep_from)
-        on_progress = timed(options.on_progress)
-        delete = _giving_way(held, current, options)
-        run = GcRun(held, current, request, journal, moving, delete, pace, on_progress)
-        run.carry_out()
         outcome = GcOutcome(
             plan=current,
-            done=True,
-            deleted=run.deleted,
-            size_bytes=run.size_bytes,
-            run=journal.name,
-            quarantine=name,
+            done=remains > 0,
+            deleted=0,
+            size_bytes=0,
             purged=current.purges,
             open_entries=opened,
             remains=remains,
         )
-        with uninterrupted():
-            if moving is not None:
-                moving.end()
-            options.on_done(outcome)
-            journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
+        if current.objects:
+            outcome = _carry_out(held, request, options, outcome, now)
         if current.kind is PlanKind.DEAD_JOB:
             delete_all(held, [paths.removal])
+        if not current.objects:
+            return outcome
         if current.kind is PlanKind.EXPIRE and current.keep_from is not None:
             left = frozenset(fresh.epochs).difference(current.epochs)
             forget_released(held, paths, current.keep_from, left)
             if current.proof.condition is None:  # a managed job
                 ParquetBackend(held, paths).note_min_epoch(current.keep_from)
         remove_empty_directories(held, paths.root)
+    return outcome
+
+
+def _carry_out(
+    held: Leased, request: GcRequest, options: GcOptions, begun: GcOutcome, now: int
+) -> GcOutcome:
+    """Delete what a plan names, or move it to quarantine; the journal has it first.
+
+    Args:
+        begun: the outcome before the first object goes.
+        now: microseconds, by the store's clock.
+    """
+    plan, owner, sleep = begun.plan, options.owner, options.pace.sleep
+    paths, moving = plan.paths, None
+    if options.quarantine:
+        moving = QuarantineWriter.begin(held, plan, owner, now, sleep, options.items)
+    name = None if moving is None else moving.name
+    header = RunHeader.of_plan(plan, owner, now, name)
+    journal = Journal.begin(held, paths, header, keep_micros=options.journal_micros)
+    if plan.kind is PlanKind.DEAD_JOB:
+        # Its epochs cannot be read any more once this has begun.
+        held.create(paths.removal, encode_json(gc_plan_to_json(plan)))
+    if plan.keep_from is not None:
+        # First: what is missing after an interruption must not look lost.
+        note_expired(held, paths, plan.keep_from)
+    on_progress, delete = timed(options.on_progress), _giving_way(held, plan, options)
+    run = GcRun(held, plan, request, journal, moving, delete, options.pace, on_progress)
+    run.carry_out()
+    outcome = replace(
+        begun,
+        done=True,
+        deleted=run.deleted,
+        size_bytes=run.size_bytes,
+        run=journal.name,
+        quarantine=name,
+    )
+    with uninterrupted():
+        if moving is not None:
+            moving.end()
+        options.on_done(outcome)
+        journal.end({"deleted": run.deleted, "size_bytes": run.size_bytes})
     return outcome
 
 

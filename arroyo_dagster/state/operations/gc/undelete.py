@@ -214,20 +214,7 @@ def run_undelete(
             _check_plan(paths, plan, fresh)
         moved = _pinned_plan(held, paths, name, fresh, run_options).objects
         exists = _run_copies(run_options.items, "compare with quarantine", held, _lies_there, moved)
-        size = sum(file.size_bytes for file in moved)
-        journal = Journal.begin(
-            held,
-            paths,
-            RunHeader(
-                kind="undelete",
-                plan=name,
-                owner=owner,
-                begun_at_micros=clock(),
-                objects=len(moved),
-                size_bytes=size,
-                quarantine=name,
-            ),
-        )
+        journal = Journal.begin(held, paths, _header(name, owner, clock(), moved))
         missing = [file for file, is_there in zip(moved, exists, strict=True) if not is_there]
         count = counter(run_options.on_progress, "restored objects", len(missing))
         for group in _groups(paths, missing):
@@ -242,6 +229,18 @@ def run_undelete(
     for epoch in sorted(_epochs_of(paths, moved)):
         ParquetBackend(store, paths).prepare_checkpoint_load(epoch)
     return list(moved)
+
+
+def _header(name: str, owner: str, now_micros: int, moved: Sequence[Moved]) -> RunHeader:
+    return RunHeader(
+        kind="undelete",
+        plan=name,
+        owner=owner,
+        begun_at_micros=now_micros,
+        objects=len(moved),
+        size_bytes=sum(file.size_bytes for file in moved),
+        quarantine=name,
+    )
 
 
 def _run_copies(
