@@ -38,7 +38,7 @@ MOST_LINES = {
     "state.metadata": 3_269,
     "state.model": 6_213,
     "state.operations": 29_354,
-    "state.planning": 11_567,
+    "state.planning": 11_568,
     "state.runtime": 3_531,
     "state.storage": 6_047,
     "state.tables": 10_089,

@@ -202,7 +202,8 @@ def _check_managed(facts: RollbackFacts, epoch: Epoch) -> None:
             job=facts.paths.root,
             epoch=epoch,
             next_step="repair the newest epoch (`arroyo-state verify` lists what is wrong), or "
-            "start a new pipeline from the data that the epoch holds (`arroyo-state rows`)",
+            f"give the epoch's state to a new job: `arroyo-state fork {facts.paths.root}@{epoch} "
+            "NEW_JOB`",
         )
 
 
