@@ -27,7 +27,7 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
     "": 944,
-    "cli": 9_663,
+    "cli": 9_664,
     "dataflow": 20_644,
     "orchestration": 9_915,
     "sdf": 41,

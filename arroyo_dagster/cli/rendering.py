@@ -33,8 +33,9 @@ def print_json(document: object) -> None:
 
 def terminal_width() -> int | None:
     """Return the width of the terminal; None: a program reads, or `--wide` asks for as much."""
-    whole = click.get_current_context().meta.get(WIDE) or not sys.stdout.isatty()
-    return None if whole else shutil.get_terminal_size().columns
+    context = click.get_current_context(silent=True)  # scripts print tables, too
+    wide = context is not None and context.meta.get(WIDE)
+    return None if wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
 
 
 def print_table(

@@ -121,7 +121,7 @@ def _enum(node: Node) -> TypeDef | None:
     return _composite(node, "enum", _named_members(node, "enum", "oneOf"))
 
 
-def _with_parts(node: Node, holder: Node | None, kind: str, *keys: str) -> TypeDef | None:
+def _with_members(node: Node, holder: Node | None, kind: str, *keys: str) -> TypeDef | None:
     members: list[Member | None] = []
     for key in keys:
         inner = None if holder is None else holder.get(key)
@@ -301,9 +301,9 @@ _READERS: dict[str, Callable[[Node], TypeDef | None]] = {
     "primitive": _primitive,
     "object": _object,
     "enum": _enum,
-    "key-value": lambda node: _with_parts(
+    "key-value": lambda node: _with_members(
         node, node.get("properties"), "key-value", "key", "value"
     ),
-    "list": lambda node: _with_parts(node, node, "list", "items"),
-    "option": lambda node: _with_parts(node, node, "option", "value"),
+    "list": lambda node: _with_members(node, node, "list", "items"),
+    "option": lambda node: _with_members(node, node, "option", "value"),
 }
