@@ -35,7 +35,7 @@ MOST_LINES = {
     "spark": 7_056,
     "state.codec": 7_657,
     "state.errors": 5,
-    "state.metadata": 3_269,
+    "state.metadata": 3_267,
     "state.model": 6_213,
     "state.operations": 29_354,
     "state.planning": 11_568,

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from arroyo_dagster.state.model.units import format_bytes, format_micros
+from arroyo_dagster.state.model.units import format_bytes, format_micros, plural
 
 DATA_VERSION = "dagster/data_version"
 """The tag of an event that holds the observed version of an asset."""
@@ -62,7 +62,7 @@ def number(count: float | None) -> str | None:
 
 def counted(count: int, noun: str) -> str:
     """Return a number with what it counts: `1 file`, `1,234 files`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return plural(count, noun, ",")
 
 
 def size(count: int | None) -> str | None:

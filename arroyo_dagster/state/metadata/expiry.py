@@ -199,13 +199,7 @@ class ExpiringTree(CheckpointTree):
                 older = by_ref.get(ref) or self._without_record(ref)
                 if older is None:
                     break
-                if older.epoch >= newer.epoch:
-                    raise ProtocolError(
-                        f"the parent of epoch {newer.epoch} belongs to epoch {older.epoch}",
-                        job=self.paths.job,
-                        path=ref,
-                        next_step="check it with `arroyo-state epochs`; nothing was deleted",
-                    )
+                self.check_older(ref, older.epoch, newer.epoch)
                 if ref in by_ref:
                     break
                 yield older

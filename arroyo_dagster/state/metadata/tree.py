@@ -219,6 +219,16 @@ class CheckpointTree:
         """
         return iter(())
 
+    def check_older(self, ref: StatePath, parent: Epoch, epoch: Epoch) -> None:
+        """Raise ProtocolError unless the parent of an epoch, by its manifest `ref`, is older."""
+        if parent >= epoch:
+            raise ProtocolError(
+                f"the parent of epoch {epoch} belongs to epoch {parent}",
+                job=self.paths.job,
+                path=ref,
+                next_step="check it with `arroyo-state epochs`; nothing was deleted",
+            )
+
     def load_operator_metadata(
         self, operator: OperatorId, epoch: Epoch
     ) -> OperatorCheckpoint | None:
@@ -514,13 +524,7 @@ class ProtocolTree(CheckpointTree):
             manifest = self.objects.optional(ref, metadata.decode_manifest)
             if manifest is None:
                 return
-            if manifest.epoch >= oldest.epoch:
-                raise ProtocolError(
-                    f"the parent of epoch {oldest.epoch} belongs to epoch {manifest.epoch}",
-                    job=self.paths.job,
-                    path=ref,
-                    next_step="check it with `arroyo-state epochs`; nothing was deleted",
-                )
+            self.check_older(ref, manifest.epoch, oldest.epoch)
             oldest = as_checkpoint(manifest, ref, CheckpointState.PARTIALLY_COLLECTED)
             yield oldest
 

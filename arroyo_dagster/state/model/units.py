@@ -32,6 +32,6 @@ def format_micros(micros: float) -> str:
     return f"{seconds * 1000:.0f} ms"
 
 
-def plural(count: int, noun: str) -> str:
-    """Format a number of things: `1 file`, `2 files`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def plural(count: int, noun: str, form: str = "") -> str:
+    """Format a number of things: `1 file`, `2 files`; the number in a `form` of `format`."""
+    return f"{count:{form}} {noun}{'' if count == 1 else 's'}"
