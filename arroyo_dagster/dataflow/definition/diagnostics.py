@@ -106,8 +106,8 @@ class Diagnostics:
 
     def take(self) -> tuple[Diagnostic, ...]:
         """Return the errors in the order of the text, and forget them."""
-        found, self._found = self.found, {}
-        return found
+        errors, self._found = self.found, {}
+        return errors
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:

@@ -117,8 +117,8 @@ class DefinitionReader:
     def _check_head(self) -> None:
         root, version = self._root, self._root.given("apiVersion")
         if version is None or version.value not in self._supported:
-            found = "is missing" if version is None else f"`{version.plain()}` is not supported"
-            message = f"apiVersion {found}; expected one of {', '.join(self._supported)}"
+            fault = "is missing" if version is None else f"`{version.plain()}` is not supported"
+            message = f"apiVersion {fault}; expected one of {', '.join(self._supported)}"
             if self._version in grammar.LEGACY_VERSIONS:
                 message += (
                     ". Upgrade to 0.5.0, or read it as it is with --accept legacy (legacy=True)"

@@ -202,8 +202,8 @@ def _window(node: Node) -> WindowDef | None:
     """Read the times of a window; None if they have errors."""
     kinds = [kind for kind in WindowKind if node.get(kind.value) is not None]
     if len(kinds) != 1:
-        found = " and ".join(f"`{kind.value}`" for kind in kinds) or "neither"
-        node.report("E36", f"a window is either `tumbling` or `sliding`; found {found}")
+        names = " and ".join(f"`{kind.value}`" for kind in kinds) or "neither"
+        node.report("E36", f"a window is either `tumbling` or `sliding`; found {names}")
         return None
     body = node.get(kinds[0].value)
     duration = _time(body, "duration")

@@ -196,13 +196,13 @@ class StateReader:
 
     def _with_key(self, base: StateDef, declared: TypeDef, node: Node) -> StateDef | None:
         resolved = self.scope.resolve(declared)
-        problem, found = resolved.problem, resolved.type
+        problem, key_type = resolved.problem, resolved.type
         if problem is not None:
             problem = f"key type of state `{base.name}`: {problem}"
-        elif found is None:
+        elif key_type is None:
             return base
-        elif isinstance(found, ScalarType) and found.can_be_key:
-            return replace(base, key_type=found)
+        elif isinstance(key_type, ScalarType) and key_type.can_be_key:
+            return replace(base, key_type=key_type)
         else:
             problem = (
                 f"key type `{_named(declared)}` of state `{base.name}` is not hashable; expected "
@@ -213,28 +213,28 @@ class StateReader:
 
     def _with_value(self, base: StateDef, declared: TypeDef, node: Node) -> StateDef | None:
         resolved = self.scope.resolve(declared)
-        found = resolved.type
+        value_type = resolved.type
         if resolved.problem is not None:
             node.report("E23", f"value of state `{base.name}`: {resolved.problem}", key="type")
             return None
-        if found is None:
+        if value_type is None:
             return base
-        if isinstance(found, RowType):
+        if isinstance(value_type, RowType):
             return replace(
-                base, value_kind=ValueKind.ROW, columns=found.columns, ttl_ms=found.ttl_ms
+                base, value_kind=ValueKind.ROW, columns=value_type.columns, ttl_ms=value_type.ttl_ms
             )
-        if isinstance(found, ScalarType | PrimitiveType):
-            return self._with_scalar(base, found, node)
+        if isinstance(value_type, ScalarType | PrimitiveType):
+            return self._with_scalar(base, value_type, node)
         node.report("E13", unsupported_value(_named(declared)), key="type")
         return None
 
     def _with_scalar(
-        self, base: StateDef, found: ScalarType | PrimitiveType, node: Node
+        self, base: StateDef, value: ScalarType | PrimitiveType, node: Node
     ) -> StateDef | None:
-        primitive = found if isinstance(found, PrimitiveType) else PrimitiveType(type=found)
+        primitive = value if isinstance(value, PrimitiveType) else PrimitiveType(type=value)
         scalar, ttl_ms = primitive.type, primitive.ttl_ms
         number, key, problem, extended = "E13", "type", "", set()
-        if scalar is not ScalarType.U32 and not (primitive is found and scalar is ScalarType.I32):
+        if scalar is not ScalarType.U32 and not (primitive is value and scalar is ScalarType.I32):
             extended.add("scalar")
             problem = (
                 f"unsupported type for value: `{scalar.value}`; SDF takes u32, and a primitive i32"
@@ -281,13 +281,13 @@ def _invalid(block: Block, name: str, node: Node, why: str) -> None:
 
 def _was(name: str, node: Node) -> tuple[str, ...]:
     """Return the earlier names of a state, from a text or a list of texts."""
-    was = node.get("was")
-    if was is None:
+    former = node.get("was")
+    if former is None:
         return ()
-    items = was.items if isinstance(was.value, tuple) else (was,)
+    items = former.items if isinstance(former.value, tuple) else (former,)
     names = tuple(item.text for item in items if item.text and item.text.strip())
     if len(names) < len(items) or not names:
-        message = f"state `{name}`: `was` is {was.kind}; expected an earlier name of it"
+        message = f"state `{name}`: `was` is {former.kind}; expected an earlier name of it"
         node.report("E10", message, key="was")
     if name in names:
         message = f"state `{name}`: `was` is its present name; expected an earlier one"

@@ -86,8 +86,8 @@ def _composite(node: Node, kind: str, members: list[Member | None]) -> TypeDef |
 def _named_members(node: Node, kind: str, key: str) -> list[Member | None]:
     holder = node.get(key)
     if holder is None or not isinstance(holder.value, dict):
-        found = "it is missing" if holder is None else f"found {holder.kind}"
-        node.report("E04", f"type {kind} needs a mapping `{key}`; {found}", key=key)
+        fault = "it is missing" if holder is None else f"found {holder.kind}"
+        node.report("E04", f"type {kind} needs a mapping `{key}`; {fault}", key=key)
         return [None]
     return [_member(name, member) for name, member in holder.members.items()]
 
@@ -163,8 +163,8 @@ def _type_name(node: Node, number: str, what: str) -> str | None:
     named = node.get("type")
     if named is not None and named.text:
         return named.text
-    found = "missing" if named is None else f"{named.kind}"
-    node.report(number, f"{what}: `type` is {found}; expected its name", key="type")
+    kind = "missing" if named is None else f"{named.kind}"
+    node.report(number, f"{what}: `type` is {kind}; expected its name", key="type")
     return None
 
 

@@ -305,11 +305,11 @@ def schema_of(shape: Shape) -> dict[str, Any]:
         case Scalar():
             return _scalar(shape)
         case Many(item, least):
-            found = {"type": "array", "items": schema_of(item)}
-            return {**found, "minItems": least} if least else found
+            schema = {"type": "array", "items": schema_of(item)}
+            return {**schema, "minItems": least} if least else schema
         case ByName(member, names):
-            found = {"type": "object", "additionalProperties": schema_of(member)}
-            return {**found, "propertyNames": {"pattern": names}} if names else found
+            schema = {"type": "object", "additionalProperties": schema_of(member)}
+            return {**schema, "propertyNames": {"pattern": names}} if names else schema
         case MappingShape():
             return _mapping(shape)
         case Variants():
@@ -323,14 +323,14 @@ def schema_of(shape: Shape) -> dict[str, Any]:
 
 def _scalar(shape: Scalar) -> dict[str, Any]:
     kind = _WORDS[shape.type][1]
-    found: dict[str, Any] = {"type": [kind, "null"] if shape.nullable else kind}
+    schema: dict[str, Any] = {"type": [kind, "null"] if shape.nullable else kind}
     if shape.choices:
-        found["enum"] = list(shape.choices)
+        schema["enum"] = list(shape.choices)
     if shape.never:
-        found["not"] = {"enum": list(shape.never)}
+        schema["not"] = {"enum": list(shape.never)}
     if shape.pattern is not None:
-        found["pattern"] = shape.pattern
-    return found
+        schema["pattern"] = shape.pattern
+    return schema
 
 
 def _cases(shape: Variants) -> Iterator[dict[str, Any]]:

@@ -249,15 +249,15 @@ class Scope:
                     None, f"Referenced type `{declared.name}` not found: the aliases {chain} circle"
                 )
             seen[name] = declared.name
-            found = self.own.get(name)
-            if found is None and name in self.imported:
-                found = self.imported[name]
-                if found is None:
+            definition = self.own.get(name)
+            if definition is None and name in self.imported:
+                definition = self.imported[name]
+                if definition is None:
                     return Resolved(None)
-            if found is None:
+            if definition is None:
                 near = did_you_mean(declared.name, {*self.own, *self.imported, *BUILT_IN})
                 return Resolved(None, f"Referenced type `{declared.name}` not found{near}")
-            declared = found
+            declared = definition
         return Resolved(declared)
 
 
