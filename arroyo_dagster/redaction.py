@@ -8,13 +8,13 @@ where they enter (`register_secrets`), and hidden wherever such a text is repeat
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -182,7 +182,7 @@ def _members(value: object) -> object:
 
 
 def _may_be_secret(value: str) -> bool:
-    return bool(value.strip()) and value.lower() not in _NOT_SECRET
+    return value.lower() not in _NOT_SECRET and not _LOOSE_RUN.fullmatch(value)
 
 
 def _of_environment() -> set[str]:
@@ -211,140 +211,92 @@ def without_secrets(text: str) -> str:
 
 
 def _without_known(text: str, *, least: int) -> str:
-    known = [one for one in _KNOWN | _of_environment() if len(one) >= least]
-    spans = _spans(text, known)
-    parts: list[str] = []
+    lowered = text.lower()
+    known = (secret for secret in _KNOWN | _of_environment() if len(secret) >= least)
+    searches = [_search(secret) for secret in known]
+    spans = [
+        match.span()
+        for part, pattern in searches
+        if part in lowered
+        for match in pattern.finditer(text)
+    ]
+    shown: list[str] = []
     done = 0
     for start, end in sorted(spans):
         if start >= done:
-            parts += [text[done:start], HIDDEN]
+            shown += [text[done:start], HIDDEN]
         done = max(done, end)
-    return "".join((*parts, text[done:]))
+    return "".join((*shown, text[done:]))
 
 
 # ---- any spelling of a value ---------------------------------------------------------------------
 
-_CODED = re.compile(
-    r"%(?P<byte>[0-9a-f]{2})"
-    r"|\\+u(?P<high>d[89ab][0-9a-f]{2})\\+u(?P<low>d[c-f][0-9a-f]{2})"
-    r"|(?:\\+u\{|&\#x)(?P<hex>[0-9a-f]{1,6})[};]|\\+(?-i:u)(?P<four>[0-9a-f]{4})"
-    r"|\\+(?-i:U)(?P<eight>[0-9a-f]{8})|\\+x(?P<two>[0-9a-f]{2})|\\+(?P<control>[nrtvfba0])"
-    r"|&\#(?P<decimal>[0-9]{1,7});|&(?P<name>amp|lt|gt|quot|apos);",
-    re.IGNORECASE | re.ASCII,
-)
-_NAMES_OF_HTML = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
-_SPACES = [one for one in map(chr, range(0x3001)) if one.isspace() or one < " "]
-_LOST = re.compile(
-    "|".join(re.escape(one.encode().decode("latin-1")) for one in [*_SPACES, *"+\\"])
-)
-"""Characters that encoders add, omit or exchange; they are ignored in comparisons."""
-
-_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """A UTF-8 text, one character per byte, with the original start and end of each."""
-
-    text: str
-    starts: Sequence[int]
-    ends: Sequence[int]
-
-    @classmethod
-    def of(cls, text: str) -> _Decoded:
-        sizes = [len(letter.encode(errors="surrogatepass")) for letter in text]
-        places = [at for at, size in enumerate(sizes) for _ in range(size)]
-        coded = text.encode(errors="surrogatepass").decode("latin-1")
-        return cls(coded, places, [at + 1 for at in places])
-
-    def replaced(self, pattern: re.Pattern[str], by: Callable[[re.Match[str]], str]) -> _Decoded:
-        parts: list[str] = []
-        starts: list[int] = []
-        ends: list[int] = []
-        done = 0
-        for found in (*pattern.finditer(self.text), None):
-            stop = len(self.text) if found is None else found.start()
-            parts.append(self.text[done:stop])
-            starts += self.starts[done:stop]
-            ends += self.ends[done:stop]
-            if found is not None:
-                made, done = by(found), found.end()
-                parts.append(made)
-                starts += [self.starts[found.start()]] * len(made)
-                ends += [self.ends[done - 1]] * len(made)
-        return _Decoded("".join(parts), starts, ends)
-
-
-def _readings(text: str) -> list[_Decoded]:
-    """Return the text and up to three rounds of decoding it, `\\xNN` as byte and as letter."""
-    found = [_Decoded.of(text)]
-    for as_byte in (True, False) if "\\" in text else (True,):
-        last = found[0]
-        for _ in range(_ROUNDS):
-            more = last.replaced(_CODED, functools.partial(_meant, as_byte=as_byte))
-            if more.text == last.text:
-                break
-            found.append(more)
-            last = more
-    return [one.replaced(_LOST, lambda _: "") for one in found]
-
-
-def _meant(found: re.Match[str], *, as_byte: bool) -> str:
-    kind = found.lastgroup
-    if kind == "byte" or (kind == "two" and as_byte):
-        return chr(int(found[kind], 16))
-    if kind == "control":
-        return " "
-    if kind == "name":
-        return _NAMES_OF_HTML[found["name"].lower()]
-    if kind == "low":
-        number = (
-            0x10000 + ((int(found["high"], 16) - 0xD800) << 10) + int(found["low"], 16) - 0xDC00
-        )
-    else:
-        number = int(found[kind or 0], 10 if kind == "decimal" else 16)
-    letter = chr(min(number, sys.maxunicode))
-    return letter.encode(errors="surrogatepass").decode("latin-1")
+_LOOSE_RUN = re.compile(r"[\s\x00-\x20+\\]*")
+"""Characters that encoders add, omit or exchange."""
+_BACKSLASH = r"(?:\\|%(?:25)*5c)"
+_BLANK = rf"[\s\x00-\x20+]|{_BACKSLASH}(?:[nrtvfba0]|x[01][0-9a-f]|u00[01][0-9a-f])?"
+_NAMES_OF_HTML = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 
 
 @functools.lru_cache(maxsize=1024)
-def _forms(secret: str) -> tuple[frozenset[str], str]:
-    """Return the forms to search for, and a part that no encoder changes, in lower case."""
-    forms = frozenset(one.text.lower() for one in _readings(secret) if one.text)
-    return forms, max(re.findall(r"[a-z0-9]+", secret.lower()), key=len, default="")
+def _search(secret: str) -> tuple[str, re.Pattern[str]]:
+    """Return a part of a secret that no encoder changes, in lower case, and a pattern for it.
+
+    The pattern matches each character as it is, as in a URL, in HTML, in JSON or in Python's
+    `repr`, also if encoded twice.
+    """
+    pattern = "".join(map(_spellings, re.findall(rf"{_LOOSE_RUN.pattern[:-1]}+|.", secret.strip())))
+    if len(secret) < _SHORT:
+        # It counts only as a separate word; otherwise parts of many words would be hidden.
+        pattern = rf"(?:(?<=%[0-9a-f]{{2}})|(?<![^\W_])|(?=[\W_]))(?:{pattern})"
+        pattern += r"(?:(?![^\W_])|(?<=[\W_]))"
+    part = max(re.findall("[a-z0-9]+", secret.lower()), key=len, default="")
+    return part, re.compile(pattern, re.IGNORECASE)
 
 
-def _spans(text: str, secrets: Iterable[str]) -> list[tuple[int, int]]:
-    """Return the spans of all `secrets` in a text, in any encoding."""
-    lowered = text.lower()
-    near = [one for one in secrets if _forms(one)[1] in lowered]
-    readings = _readings(text) if near else []
-    return [
-        span
-        for secret in near
-        for reading in readings
-        for form in _forms(secret)[0]
-        for span in _found(reading, form)
-        if len(secret) >= _SHORT or _is_separate_word(text, *span)
+def _spellings(run: str) -> str:
+    """Return a pattern for one character, or for a run of characters that may be omitted."""
+    if run.isascii() and run.isalnum():
+        return run
+    coded = "|".join(_coded(letter) for letter in sorted(set(run)))
+    if _LOOSE_RUN.fullmatch(run):
+        return f"(?:{_BLANK}|{coded})*"
+    return f"(?:{_BACKSLASH}*{re.escape(run)}|{coded})"
+
+
+def _coded(letter: str) -> str:
+    """Return a pattern for a character as URLs, HTML, JSON and Python's `repr` encode it."""
+    code = ord(letter)
+    data = letter.encode(errors="surrogatepass")
+    units = letter.encode("utf-16-be", errors="surrogatepass").hex()
+    named = _NAMES_OF_HTML.get(letter)
+    forms = [
+        "".join(f"%(?:25)*{byte:02x}" for byte in data),
+        "".join(rf"{_BACKSLASH}+x{byte:02x}" for byte in data),
+        "".join(rf"{_BACKSLASH}+u{units[at : at + 4]}" for at in range(0, len(units), 4)),
+        rf"{_BACKSLASH}+(?:x{code:02x}|U{code:08x}|u\{{0*{code:x}\}})",
+        f"&(?:amp;)*(?:#0*{code}|#x0*{code:x}{f'|{named}' if named else ''});",
     ]
-
-
-def _found(reading: _Decoded, form: str) -> Iterator[tuple[int, int]]:
-    lowered = reading.text.lower()
-    at = lowered.find(form) if len(lowered) == len(reading.text) else -1
-    while at >= 0:
-        yield reading.starts[at], reading.ends[at + len(form) - 1]
-        at = lowered.find(form, at + 1)
-
-
-def _is_separate_word(text: str, start: int, end: int) -> bool:
-    # A short secret counts only as a separate word; otherwise parts of many words would be hidden.
-    coded = re.fullmatch(r"%[0-9a-fA-F]{2}", text[max(0, start - 3) : start])
-    before = bool(coded) or not text[:start][-1:].isalnum() or not text[start].isalnum()
-    return before and (not text[end : end + 1].isalnum() or not text[end - 1].isalnum())
+    return "|".join(forms)
 
 
 # ---- causes --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_finalizers() -> Iterator[None]:
+    """Pause the collector of cycles while an error with secrets is replaced by another one.
+
+    Otherwise a finalizer of another library may run in this thread in between, and what it logs
+    or prints shows the error that is being handled as its context.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class RedactedError(Exception):

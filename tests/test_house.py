@@ -26,7 +26,7 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
-    "": 944,
+    "": 896,
     "cli": 9_664,
     "dataflow": 20_644,
     "orchestration": 9_915,
@@ -40,12 +40,12 @@ MOST_LINES = {
     "state.operations": 29_354,
     "state.planning": 11_568,
     "state.runtime": 3_531,
-    "state.storage": 6_047,
+    "state.storage": 6_055,
     "state.tables": 10_089,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_993
+MOST_LINES_OF_TESTS = 92_030
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import html
 import json
 import logging
@@ -219,6 +220,42 @@ def test_neither_an_error_nor_its_traceback_repeats_what_a_library_said(
     assert "in _failing" in shown  # where it came from stays
     logging.getLogger("test").error("failed", exc_info=caught.value)
     assert_no_canary(caplog.text)
+
+
+class _Finalized:
+    """An object in a cycle whose finalizer fails and logs, as a connection of SQLAlchemy does."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        try:
+            raise ValueError("closed in another thread")
+        except ValueError:
+            logging.getLogger("another.library").exception("while closing")
+
+
+class _RepeatingError(OSError):
+    def __str__(self) -> str:
+        _Finalized()
+        return f"no answer to {CANARY}"
+
+
+def test_a_finalizer_that_logs_meanwhile_does_not_repeat_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    register_secrets(CANARY)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with pytest.raises(StorageError), translated("s3://bucket"):
+            raise _RepeatingError
+        gc.collect()
+    finally:
+        gc.set_threshold(*threshold)
+    assert "closed in another thread" in caplog.text
+    assert_no_canary(caplog.text)
+    assert gc.isenabled()
 
 
 def _refusing() -> None:

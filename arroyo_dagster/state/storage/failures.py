@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
-from arroyo_dagster.redaction import redact_causes, redact_text, redacted_cause
+from arroyo_dagster.redaction import (
+    redact_causes,
+    redact_text,
+    redacted_cause,
+    without_finalizers,
+)
 from arroyo_dagster.state.model.ids import StatePath
 
 if TYPE_CHECKING:
@@ -117,12 +122,13 @@ def translated(url: str, path: str | None = None) -> Iterator[None]:
         redact_causes(error)
         raise
     except Exception as error:
-        cause = redacted_cause(error)
-        if means_no_bucket(error):
-            raise root_missing(url) from cause
-        if isinstance(error, FileNotFoundError):
-            raise NotFoundError("there is no such object", url=url, path=path) from cause
-        raise storage_error(error, url, path) from cause
+        with without_finalizers():
+            cause = redacted_cause(error)
+            if means_no_bucket(error):
+                raise root_missing(url) from cause
+            if isinstance(error, FileNotFoundError):
+                raise NotFoundError("there is no such object", url=url, path=path) from cause
+            raise storage_error(error, url, path) from cause
 
 
 def root_missing(url: str) -> NotFoundError:

@@ -38,6 +38,7 @@ from arroyo_dagster.redaction import (
     redacted_cause,
     register_secrets,
     register_url,
+    without_finalizers,
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import (
@@ -468,12 +469,13 @@ class JsonServer:
         try:
             return _document(self._read(request, url), url)
         except urllib.error.HTTPError as error:
-            with error:
+            with error, without_finalizers():
                 raise _refused(error, url) from redacted_cause(error)
         except ArroyoStateError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(error, url, self._timeout) from redacted_cause(error)
+            with without_finalizers():
+                raise _unreachable(error, url, self._timeout) from redacted_cause(error)
 
     def _read(self, request: urllib.request.Request, url: str) -> bytes:
         until = time.monotonic() + self._deadline
