@@ -128,7 +128,7 @@ def register_secrets(*values: object) -> None:
         elif isinstance(value, bytes):
             register_secrets(value.decode(errors="replace"))
         elif isinstance(value, str):
-            _KNOWN.update(one for one in (value, unquote(value)) if _may_be_secret(one))
+            _KNOWN.update(filter(_may_be_secret, (value, unquote(value))))
 
 
 def register_url(text: str) -> None:
@@ -189,7 +189,9 @@ def _of_environment() -> set[str]:
     found: set[str] = set()
     for name, value in os.environ.items():
         found |= _secrets_of_setting(name, value)
-    return {one for one in found if len(one) >= _LEAST_OF_ENVIRONMENT and _may_be_secret(one)}
+    return {
+        value for value in found if len(value) >= _LEAST_OF_ENVIRONMENT and _may_be_secret(value)
+    }
 
 
 def redact_text(text: str) -> str:
@@ -309,24 +311,24 @@ def redacted_cause(error: BaseException) -> BaseException:
     The copy keeps the traceback of `error`, and copies its causes likewise.
     """
     chain = list(_chain(error))
-    if all(_is_clean(one) for one in chain):
+    if all(map(_is_clean, chain)):
         return error
     stand_in: BaseException | None = None
-    for one in reversed(chain):
-        above = RedactedError(f"{type(one).__name__}: {redact_text(str(one))}")
+    for cause in reversed(chain):
+        above = RedactedError(f"{type(cause).__name__}: {redact_text(str(cause))}")
         above.__cause__ = stand_in
-        stand_in = above.with_traceback(one.__traceback__)
+        stand_in = above.with_traceback(cause.__traceback__)
     assert stand_in is not None
     return stand_in
 
 
 def redact_causes(error: ArroyoStateError) -> None:
     """Remove secrets from the causes that a traceback of `error` displays."""
-    for one in _chain(error):
-        if isinstance(one, ArroyoStateError):
-            below = _below(one)
+    for cause in _chain(error):
+        if isinstance(cause, ArroyoStateError):
+            below = _below(cause)
             if below is not None and not isinstance(below, ArroyoStateError):
-                one.__cause__ = redacted_cause(below)
+                cause.__cause__ = redacted_cause(below)
 
 
 def _chain(error: BaseException | None) -> Iterable[BaseException]:

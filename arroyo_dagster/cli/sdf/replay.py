@@ -148,12 +148,12 @@ def replay(
 
 
 def _print_left(replays: Sequence[ServiceReplay]) -> None:
-    for one in replays:
-        click.echo(f"{one.service}: {len(one.letters)} dead letters to replay", err=True)
-        if one.partial:
+    for replay in replays:
+        click.echo(f"{replay.service}: {len(replay.letters)} dead letters to replay", err=True)
+        if replay.partial:
             click.echo(
-                f"{one.service}: {len(one.partial)} are left: parts of their records had effects; "
-                "to repeat these, replay them with --partial",
+                f"{replay.service}: {len(replay.partial)} are left: parts of their records "
+                "had effects; to repeat these, replay them with --partial",
                 err=True,
             )
 
@@ -163,8 +163,13 @@ def _print_letters(replays: Sequence[ServiceReplay], as_json: bool) -> None:
     if as_json:
         print_json([_letter_json(letter) for letter in letters])
         return
-    counted = Counter((one.service, one.step, one.reason, one.partial) for one in letters)
-    first = {(one.service, one.step, one.reason, one.partial): one for one in reversed(letters)}
+    counted = Counter(
+        (letter.service, letter.step, letter.reason, letter.partial) for letter in letters
+    )
+    first = {
+        (letter.service, letter.step, letter.reason, letter.partial): letter
+        for letter in reversed(letters)
+    }
     rows = [
         [service, step, str(count), "partial" if partial else "whole", reason, first[key].place]
         for key, count in counted.items()

@@ -127,17 +127,19 @@ def plan_clean(dataflow: Dataflow, store: ObjectStore, options: CleanOptions) ->
         )
     chosen = names if options.service is None else [options.service]
     read = [read_stored(store, dataflow, name) for name in chosen]
-    stored = {one.name: one for one in read if one is not None}
+    stored = {service.name: service for service in read if service is not None}
     states = _chosen_states(stored, options.states)
     topics = _chosen_topics(dataflow, stored, options.topics)
-    heads = {one.name: _last_written(one.head) for one in stored.values()}
+    heads = {service.name: _last_written(service.head) for service in stored.values()}
     found = []
-    for name, one in stored.items():
+    for name, service in stored.items():
         everything = options.everything
-        cleaned = _every_state(one) if everything else states.get(name, ())
-        again = tuple(_offsets(one)["topics"]) if everything else topics.get(name, ())
+        cleaned = _every_state(service) if everything else states.get(name, ())
+        again = tuple(_offsets(service)["topics"]) if everything else topics.get(name, ())
         whole = options.service is None
-        plan = _service_clean(one, cleaned, again, heads if whole else {}, everything=everything)
+        plan = _service_clean(
+            service, cleaned, again, heads if whole else {}, everything=everything
+        )
         if plan is not None:
             found.append(plan)
     return found
@@ -171,19 +173,19 @@ def _chosen_states(
 ) -> dict[str, tuple[CleanedState, ...]]:
     known = {
         f"{name}/{state}": (name, state, dropped)
-        for name, one in stored.items()
-        for dropped, schemas in ((True, one.dropped), (False, one.schemas))
+        for name, service in stored.items()
+        for dropped, schemas in ((True, service.dropped), (False, service.schemas))
         for state in schemas
     }
     found: dict[str, list[CleanedState]] = {}
     for text in dict.fromkeys(wanted):
         named = text.replace(".", "/", 1) if "/" not in text else text
         matches = [known[named]] if named in known else []
-        matches = matches or [one for one in known.values() if one[1] == text]
+        matches = matches or [entry for entry in known.values() if entry[1] == text]
         if len(matches) != 1:
             raise InputError(
                 f"{len(matches) or 'no'} stored state{'s are' if matches else ' is'} named "
-                f"`{text}`" + did_you_mean(text, {*known, *(one[1] for one in known.values())}),
+                f"`{text}`" + did_you_mean(text, {*known, *(entry[1] for entry in known.values())}),
                 states=sorted(known),
                 next_step="name it as SERVICE/STATE",
             )
@@ -196,8 +198,8 @@ def _chosen_states(
 def _chosen_topics(
     dataflow: Dataflow, stored: Mapping[str, StoredService], wanted: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    read = {name: tuple(_offsets(one)["topics"]) for name, one in stored.items()}
-    written = {end.id for one in dataflow.services.values() for end in one.sinks if end.id}
+    read = {name: tuple(_offsets(service)["topics"]) for name, service in stored.items()}
+    written = {end.id for service in dataflow.services.values() for end in service.sinks if end.id}
     known = {topic for topics in read.values() for topic in topics}
     for topic in wanted:
         if topic != ALL and topic not in known:
@@ -212,7 +214,7 @@ def _chosen_topics(
                 next_step=f"let the service that writes it read again: --offsets {ALL}",
             )
     return {
-        name: tuple(one for one in topics if one not in written and {ALL, one} & {*wanted})
+        name: tuple(topic for topic in topics if topic not in written and {ALL, topic} & {*wanted})
         for name, topics in read.items()
     }
 
@@ -259,7 +261,7 @@ def _service_clean(
 
 def _has_more(head: Checkpoint) -> bool:
     """Return whether an epoch has tables that a clean of a whole service removes."""
-    return any(one.tables and not _stays(one.operator) for one in head.operators)
+    return any(operator.tables and not _stays(operator.operator) for operator in head.operators)
 
 
 def _stays(operator: OperatorId) -> bool:
@@ -308,10 +310,10 @@ def _warnings(
             "records that were read before do not count again; to read them again, add "
             f"--offsets {ALL}"
         )
-    left = sorted({*stored.schemas} - {one.name for one in states if not one.dropped})
+    left = sorted({*stored.schemas} - {state.name for state in states if not state.dropped})
     if topics and left:
         found.append(f"records that are read again count twice in: {', '.join(left)}")
-    if topics and any(one.operator.startswith(_SINKS) for one in stored.head.operators):
+    if topics and any(operator.operator.startswith(_SINKS) for operator in stored.head.operators):
         found.append("output stays; what is read again is written again")
     known = _offsets(stored)["topics"]
     for topic in topics:

@@ -128,7 +128,7 @@ def plan_migration(dataflow: Dataflow, store: ObjectStore) -> list[ServiceMigrat
         for change in needed:
             _check(stored, change, changes, owned)
         if needed:
-            counts = tuple(stored.rows(one.stored, dropped=one.dropped) for one in needed)
+            counts = tuple(stored.rows(change.stored, dropped=change.dropped) for change in needed)
             found.append(ServiceMigration(stored, owned, needed, counts))
     return found
 
@@ -140,10 +140,12 @@ def _check(
     owned: Sequence[StateDef],
 ) -> None:
     state = change.state
-    taking = [one.state for one in changes]
-    free = [one for one in owned if one not in taking]
+    taking = [other.state for other in changes]
+    free = [definition for definition in owned if definition not in taking]
     if state is None and change.stored in stored.dropped:
-        kept = any(one.dropped and one.stored == change.stored and one.state for one in changes)
+        kept = any(
+            other.dropped and other.stored == change.stored and other.state for other in changes
+        )
         if not kept:
             raise _refused(
                 stored,
@@ -170,7 +172,7 @@ def _check(
     if wrong:
         shown = "; ".join(map(str, wrong[:_LISTED]))
         more = f"; and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
-        columns = sorted({one.column for one in wrong} - {KEY})
+        columns = sorted({misfit.column for misfit in wrong} - {KEY})
         step = (
             f"declare how `{columns[0]}` is computed: `convert: <SQL over the stored columns>` "
             "beside its type; or correct the rows with the former definition"
@@ -238,11 +240,13 @@ def migrate(
         except ConflictError as error:
             # A migration that was killed may have left an epoch that only a start claims: this one
             # has claimed it.
-            again = [one for one in plan_migration(dataflow, store) if one.service == plan.service]
+            again = [
+                later for later in plan_migration(dataflow, store) if later.service == plan.service
+            ]
             if again and again[0].stored.head.ref == plan.stored.head.ref:
                 raise error
-        for one in again:
-            yield one, run_migration(dataflow, store, one, owner=owner)
+        for later in again:
+            yield later, run_migration(dataflow, store, later, owner=owner)
 
 
 # ---- the new epoch -------------------------------------------------------------------------------

@@ -50,9 +50,9 @@ def encode_values(
     def dump(rows: Groups | None) -> bytes:
         some = values if rows is None else [values[at] for at in rows.tolist()]
         if shared or len({*map(id, some)}) < len(some):
-            return _SINGLE + pickle.dumps([pickle.dumps(one, protocol=5) for one in some], 5)
+            return _SINGLE + pickle.dumps([pickle.dumps(row, protocol=5) for row in some], 5)
         if {*map(type, some)} == {Record}:
-            dicts = [{**one} for one in some]
+            dicts = [{**row} for row in some]
             try:
                 return _PLAIN_RECORDS + marshal.dumps(dicts)  # takes two thirds of pickle's time
             except ValueError:  # a value of a type that is not Python's own
@@ -145,7 +145,7 @@ def _values_in(data: memoryview) -> list[Any]:
     values = marshal.loads(rest) if kind == _PLAIN_RECORDS else pickle.loads(rest)
     if kind in (_RECORDS, _PLAIN_RECORDS):
         return [*map(Record, values)]
-    return [pickle.loads(one) for one in values] if kind == _SINGLE else values
+    return [pickle.loads(pickled) for pickled in values] if kind == _SINGLE else values
 
 
 def _frame_in(data: memoryview) -> pl.DataFrame:
@@ -204,10 +204,10 @@ def frame_of(values: Sequence[Any]) -> pl.DataFrame:
     """
     from arroyo_dagster.dataflow.runtime.record import plain
 
-    objects = sum(isinstance(one, dict) for one in values)
+    objects = sum(isinstance(value, dict) for value in values)
     try:
         if objects == len(values) and objects:
-            return pl.from_dicts([plain(one) for one in values], infer_schema_length=None)
+            return pl.from_dicts([plain(value) for value in values], infer_schema_length=None)
         if objects:
             raise ValueError("some records are objects, and some are not")
         return pl.DataFrame({SCALAR: pl.Series(SCALAR, list(values), strict=True)})

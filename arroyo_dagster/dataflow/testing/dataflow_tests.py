@@ -75,7 +75,7 @@ def read_tests(dataflow: Dataflow) -> list[DataflowTest]:
             exist; with all errors.
     """
     written = services_by_topic(dataflow, "sinks")
-    read = [one for one in services_by_topic(dataflow, "sources") if one not in written]
+    read = [topic for topic in services_by_topic(dataflow, "sources") if topic not in written]
     states = _state_names(dataflow)
     steps = _step_names(dataflow)
 
@@ -163,16 +163,16 @@ def _record_of(value: Any) -> ReceivedRecord:
 def _texts(records: Iterable[ReceivedRecord], beside: Collection[str]) -> list[str]:
     """Return records as texts, with what is compared beside their values."""
     if not beside:
-        return [as_text(one.value) for one in records]
+        return [as_text(record.value) for record in records]
     return [
         as_text(
             {
-                "record": one.value,
-                **({"key": one.key} if "key" in beside else {}),
-                **({"timestamp": _iso(one.time_ms)} if "timestamp" in beside else {}),
+                "record": record.value,
+                **({"key": record.key} if "key" in beside else {}),
+                **({"timestamp": _iso(record.time_ms)} if "timestamp" in beside else {}),
             }
         )
-        for one in records
+        for record in records
     ]
 
 
@@ -182,10 +182,10 @@ def _iso(time_ms: int | None) -> str | None:
 
 def _state_names(dataflow: Dataflow) -> list[str]:
     """Return `service.state` of each owned state, and its name alone if only one has it."""
-    owned = [one for one in dataflow.states if one.form is StateForm.TYPED]
-    names = [one.name for one in owned]
+    owned = [state for state in dataflow.states if state.form is StateForm.TYPED]
+    names = [state.name for state in owned]
     alone = [name for name in names if names.count(name) == 1]
-    return [*(f"{one.owner}.{one.name}" for one in owned), *alone]
+    return [*(f"{state.owner}.{state.name}" for state in owned), *alone]
 
 
 def _step_names(dataflow: Dataflow) -> list[str]:
@@ -212,8 +212,8 @@ def run_test(test: DataflowTest, fresh: Callable[[], DataflowTrial]) -> TestOutc
         for number, given in enumerate(test.rounds):
             for topic, at, value in _records_in(given):
                 line = _line_of_record(test.entry, number, topic, at)
-                one = _record_of(value)
-                trial.send(topic, one.value, key=one.key, time_ms=one.time_ms)
+                record = _record_of(value)
+                trial.send(topic, record.value, key=record.key, time_ms=record.time_ms)
             line = test.entry.line
             is_last = number + 1 == len(test.rounds)
             trial.run(close_windows=test.close_windows and is_last)
@@ -241,7 +241,7 @@ def _differences(test: DataflowTest, trial: DataflowTrial) -> list[Difference]:
     found: list[Difference] = []
     for topic, values in test.expect.items():
         line = line_at(test.entry, "expect", topic)
-        beside = {name for one in values if _is_keyed(one) for name in one.keys() & _BESIDE}
+        beside = {name for value in values if _is_keyed(value) for name in value.keys() & _BESIDE}
         expected = _texts(map(_record_of, values), beside)
         received = _texts(trial.received_records(topic), beside)
         found += compared(line, f"topic {topic}", expected, received)
@@ -262,8 +262,9 @@ def _failures(test: DataflowTest, trial: DataflowTrial) -> list[Difference]:
     if not found:
         return []
     reasons = tuple(
-        f"+ {one.service}/{one.step} on {one.place}: {one.reason}"
-        for one in trial.letters
-        if expected.get(f"{one.service}/{one.step}") != failed.get(f"{one.service}/{one.step}")
+        f"+ {letter.service}/{letter.step} on {letter.place}: {letter.reason}"
+        for letter in trial.letters
+        if expected.get(f"{letter.service}/{letter.step}")
+        != failed.get(f"{letter.service}/{letter.step}")
     )
     return [*found, Difference(line=line, what="why they failed", lines=reasons)]

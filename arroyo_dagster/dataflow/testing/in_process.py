@@ -211,7 +211,7 @@ class DataflowTrial:
 
     def received(self, topic: str) -> list[Any]:
         """Return the values of `received_records`. Errors as there."""
-        return [one.value for one in self.received_records(topic)]
+        return [record.value for record in self.received_records(topic)]
 
     def received_records(self, topic: str) -> list[ReceivedRecord]:
         """Return all records that services wrote to a topic, in order.
@@ -234,7 +234,7 @@ class DataflowTrial:
                     times = batch.column("timestamp").cast(pa.int64())
                     columns = (batch.column("value"), batch.column("key"), times)
                     for value, key, time_ms in zip(
-                        *(one.to_pylist() for one in columns), strict=True
+                        *(column.to_pylist() for column in columns), strict=True
                     ):
                         found.append(
                             ReceivedRecord(
@@ -270,15 +270,15 @@ class DataflowTrial:
     def letters(self) -> list[Letter]:
         """The dead letters: the records that failed, if `on_error` keeps them."""
         replays = plan_replay(self.dataflow, self.store)
-        return [letter for one in replays for letter in (*one.letters, *one.partial)]
+        return [letter for service in replays for letter in (*service.letters, *service.partial)]
 
     @property
     def failed(self) -> dict[str, int]:
         """The number of failed records by `service/function` or `service/topic`, if not 0."""
         found = {}
-        for one in Namespaces(self.store, self.dataflow, clock=self._clock).metrics():
-            for row in one.rows:
-                count = dict(zip(one.names, row.values, strict=True))["failed"]
+        for metrics in Namespaces(self.store, self.dataflow, clock=self._clock).metrics():
+            for row in metrics.rows:
+                count = dict(zip(metrics.names, row.values, strict=True))["failed"]
                 if count:
-                    found[one.name.removesuffix("/metrics")] = count
+                    found[metrics.name.removesuffix("/metrics")] = count
         return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import polars as pl
@@ -112,9 +113,9 @@ class Trial:
         Raises:
             InputError: there is none.
         """
-        for one in self.package.functions.values():
-            if same_name(one.name) == same_name(name):
-                return one
+        for function in self.package.functions.values():
+            if same_name(function.name) == same_name(name):
+                return function
         raise InputError(
             f"package `{self.package.id}` has no function `{name}`",
             functions=", ".join(self.package.functions) or "none",
@@ -204,13 +205,13 @@ class Trial:
         if function.operator == "flush":
             return ()
         _check_given(function, value)
-        inputs = [one for one in function.inputs if not one.is_key]
-        given = [value]
+        inputs = [parameter for parameter in function.inputs if not parameter.is_key]
+        values = [value]
         if function.operator == "assign-timestamp":
-            given = list(value) if isinstance(value, list) and len(value) == 2 else [value, 0]
+            values = list(value) if isinstance(value, list) and len(value) == 2 else [value, 0]
         read = [
-            _reader(inputs[at] if at < len(inputs) else None, self._types)(one)
-            for at, one in enumerate(given)
+            _reader(parameter, self._types)(argument)
+            for parameter, argument in zip(chain(inputs, repeat(None)), values, strict=False)
         ]
         return (key, *read) if loaded.takes_key else tuple(read)
 
@@ -220,9 +221,9 @@ class Trial:
         self, function: FunctionDef, plan: FunctionPlan, value: Any, state_key: Any
     ) -> Any:
         _check_given(function, value)
-        inputs = [one for one in function.inputs if not one.is_key]
+        inputs = [parameter for parameter in function.inputs if not parameter.is_key]
         read = _reader(inputs[0] if inputs else None, self._types)
-        records = [read(one) for one in (value if isinstance(value, list) else [value])]
+        records = [read(item) for item in (value if isinstance(value, list) else [value])]
         if function.operator == "update-state":
             self._update_batch(function, plan, records, state_key)
             return None
@@ -232,7 +233,7 @@ class Trial:
             found = _call_columns(loaded, records)
         if function.operator == "map":
             write = _writer(function.output, self._types, pair=False)
-            found = [write(one) for one in found]
+            found = [write(item) for item in found]
         return found if isinstance(value, list) else found[0]
 
     def _update_batch(
@@ -281,7 +282,7 @@ class Trial:
         if operator in ("filter", "assign-key", "assign-timestamp") or result is None:
             return result
         write = _writer(function.output, self._types, pair=loaded.gives_pair)
-        return [write(one) for one in result] if operator == "flat-map" else write(result)
+        return [write(item) for item in result] if operator == "flat-map" else write(result)
 
     # ---- the context of a function ---------------------------------------------------------------
 
@@ -409,7 +410,7 @@ class TrialStates:
 
     def _live(self, name: str) -> list[str]:
         ttl, entries, now = self._known[name].ttl_ms, self._stored[name], self._clock()
-        return [key for key, one in entries.items() if ttl is None or now - one[-1] < ttl]
+        return [key for key, writes in entries.items() if ttl is None or now - writes[-1] < ttl]
 
     def add(self, state: str, key: str | int | bool, value: Any) -> None:
         """Write a value into a state.
@@ -456,7 +457,7 @@ class TrialStates:
                 found=unknown or value,
                 columns=", ".join(names),
             )
-        cells = (_cell(state, key, one, value) for one in state.columns)
+        cells = (_cell(state, key, column, value) for column in state.columns)
         return (*cells, self._clock())
 
     def slot(self, state: StateDef) -> Slot:
@@ -478,7 +479,7 @@ class TrialStates:
 
     def tables(self) -> Tables:
         """Return every arrow-row state as a table for SQL."""
-        rows = [one for one in self._known.values() if one.value_kind is ValueKind.ROW]
+        rows = [state for state in self._known.values() if state.value_kind is ValueKind.ROW]
         return Tables([self.view(state).table() for state in rows])
 
 

@@ -38,7 +38,7 @@ class Difference:
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join((f"line {self.line}: {self.what}", *(f"  {one}" for one in self.lines)))
+        return "\n".join((f"line {self.line}: {self.what}", *(f"  {line}" for line in self.lines)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +150,9 @@ def as_text(value: Any) -> str:
 
 def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _canonical(one) for key, one in value.items()}
+        return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(one) for one in value]
+        return [_canonical(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -164,8 +164,8 @@ def compared(
     matcher = difflib.SequenceMatcher(None, expected, found, autojunk=False)
     for kind, start, stop, other_start, other_stop in matcher.get_opcodes():
         if kind != "equal":
-            lines += [f"- {one}" for one in expected[start:stop]]
-            lines += [f"+ {one}" for one in found[other_start:other_stop]]
+            lines += [f"- {line}" for line in expected[start:stop]]
+            lines += [f"+ {line}" for line in found[other_start:other_stop]]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more lines"]
     return [Difference(line=line, what=what, lines=tuple(lines))] if lines else []
