@@ -15,6 +15,9 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from arroyo_dagster import cli
+from tests.commands import leaves
+
 PROJECT = Path(__file__).parents[1]
 NAMES = ("runtime", "core", "dev", "docs")
 LOCKS = {name: PROJECT / "requirements" / f"{name}.txt" for name in NAMES}
@@ -98,6 +101,32 @@ def test_every_make_command_on_the_page_exists(page: str) -> None:
     commands = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
     targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
     assert commands <= targets
+
+
+def test_every_command_that_a_message_or_a_page_names_exists() -> None:
+    known = {words[:length] for words in leaves(cli.main) for length in range(1, len(words) + 1)}
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]
+    pages += (PROJECT / "docs" / "operate").glob("*.md")
+    modules = list((PROJECT / "arroyo_dagster").rglob("*.py"))
+    named = {words for path in (*pages, *modules) for words in _commands_in(path.read_text())}
+    assert len(named) > 50
+    wrong = [
+        words
+        for words in sorted(named)
+        if words[:1] not in known or (words[:1] in groups(known) and words[:2] not in known)
+    ]
+    assert not wrong
+
+
+def groups(commands: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    return {words[:1] for words in commands if len(words) > 1}
+
+
+def _commands_in(text: str) -> Iterator[tuple[str, ...]]:
+    """The first words of each command that a page or, over its lines, a text in code names."""
+    text = re.sub(r'"\s*\n\s*f?"', "", text)
+    for match in re.finditer(r"arroyo-state((?: [a-z][a-z-]*){1,2})(?![\w/.-])", text):
+        yield tuple(match[1].split())
 
 
 # ---- decisions -----------------------------------------------------------------------------------

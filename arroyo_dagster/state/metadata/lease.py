@@ -634,7 +634,7 @@ def _taken(
         pid=None if held is None else held.pid,
         until=until,
         next_step="wait for the other process to end, then run this again; see `arroyo-state "
-        "leases`, and `arroyo-state lease break` for a process that hangs; nothing was changed",
+        "sql @leases`, and `arroyo-state lease break` for a process that hangs; nothing was changed",
     )
 
 

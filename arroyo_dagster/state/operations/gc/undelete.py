@@ -308,8 +308,8 @@ def _known(store: ObjectStore, paths: JobPaths, name: str) -> Quarantined:
             job=paths.root,
             name=name,
             known=", ".join(candidate.name for candidate in quarantines) or "none",
-            next_step="choose an existing quarantine, or list deletions with `arroyo-state gc "
-            "journal`",
+            next_step="choose an existing quarantine, or list deletions with `arroyo-state sql "
+            "@journal`",
         )
     return quarantine
 
