@@ -215,13 +215,8 @@ def without_secrets(text: str) -> str:
 def _without_known(text: str, *, least: int) -> str:
     lowered = text.lower()
     known = (secret for secret in _KNOWN | _of_environment() if len(secret) >= least)
-    searches = [_search(secret) for secret in known]
-    spans = [
-        match.span()
-        for part, pattern in searches
-        if part in lowered
-        for match in pattern.finditer(text)
-    ]
+    near = (pattern for part, pattern in map(_search, known) if part in lowered)
+    spans = [match.span() for pattern in near for match in pattern.finditer(text)]
     shown: list[str] = []
     done = 0
     for start, end in sorted(spans):

@@ -123,15 +123,13 @@ def _settings(
     if not typed or ctx.resilient_parsing:
         return None
     check_spark()
-    of_file = [pair for pair in _of_file(ctx) if pair.partition("=")[0] in fields or _is_conf(pair)]
+    pairs_of_file: Sequence[str] = (ctx.default_map or {}).get("spark", ())
+    of_file = [
+        pair for pair in pairs_of_file if pair.partition("=")[0] in fields or pair.startswith(_CONF)
+    ]
     typed_pairs = (pair for pair in pairs if pair != _SWITCH)
     values = _parse(fields, [*of_file, *_of_environment(fields), *typed_pairs])
     return settings_from(SparkSettings, values)
-
-
-def _of_file(ctx: click.Context) -> Sequence[str]:
-    pairs: Sequence[str] = (ctx.default_map or {}).get("spark", ())
-    return pairs
 
 
 def _of_environment(fields: Mapping[str, SettingField]) -> Iterable[str]:
@@ -141,10 +139,6 @@ def _of_environment(fields: Mapping[str, SettingField]) -> Iterable[str]:
             yield from shlex.split(text)
         elif text:
             yield f"{key}={','.join(text.split()) if key == 'packages' else text}"
-
-
-def _is_conf(pair: str) -> bool:
-    return pair.startswith(_CONF)
 
 
 def _parse(fields: Mapping[str, SettingField], pairs: Iterable[str]) -> dict[str, Any]:

@@ -31,7 +31,12 @@ from arroyo_dagster.state.codec import gc, journal
 from arroyo_dagster.state.codec.derived import decode, encode, encode_json
 from arroyo_dagster.state.codec.journal import Previous, RunHeader
 from arroyo_dagster.state.codec.records import CopyMarker, StopRequest
-from arroyo_dagster.state.metadata.lease_records import NewestLease, encode_record, read_record
+from arroyo_dagster.state.metadata.lease_records import (
+    NewestLease,
+    encode_lease,
+    lease_here,
+    read_record,
+)
 from arroyo_dagster.state.model.changes import ChangeRecord
 from arroyo_dagster.state.model.checkpoints import (
     CommitNote,
@@ -199,22 +204,22 @@ def test_a_lease_reads_back_or_is_refused(
 ) -> None:
     store, path = MemoryStore(), StatePath("leases/0000000007.json")
     try:
-        data = encode_record(
-            token=7,
-            owner=owner,
+        lease = lease_here(
+            path,
+            7,
             description=owner,
             nonce=nonce,
             duration_micros=duration,
             acquired_at_micros=expires,
-            expires_at_micros=expires,
         )
+        data = encode_lease(lease, expires)
     except InputError:
         return
     store.put(path, data)
     record = read_record(store, path)
     assert record is not None
     kept = expires and max(1, expires)  # a clock may be before 1970, and 0 is a release
-    assert (record.owner, record.nonce, record.expires_at_micros) == (owner, nonce, kept)
+    assert (record.description, record.nonce, record.expires_at_micros) == (owner, nonce, kept)
 
 
 JOBS = st.builds(JobPaths, TEXTS.map(JobId), st.none() | TEXTS.map(PipelineId))

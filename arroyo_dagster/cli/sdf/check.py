@@ -34,9 +34,7 @@ from arroyo_dagster.errors import NotFoundError
 @json_option
 def check(
     files: Sequence[str],
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     stubs: bool,
     strict: bool,
     as_json: bool,
@@ -58,9 +56,7 @@ def check(
     accepted = True
     for file in paths:
         try:
-            document, packages = load_with_packages(
-                file, legacy=legacy, extended=extended, dev=not prod
-            )
+            document, packages = load_with_packages(file, **reading)
             check_tests(file, document, packages)
             document = check_functions(file, document, packages)
         except InvalidDefinition as error:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json, print_table
-from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.revisions.clean import (
     CleanOptions,
     ServiceClean,
@@ -52,9 +53,7 @@ def clean(
     topics: Sequence[str],
     undo: bool,
     yes: bool,
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -73,7 +72,7 @@ def clean(
     """
     if undo and (states or topics):
         raise click.UsageError("--undo: not with --state or --offsets")
-    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    dataflow, _ = load_dataflow(file, **reading)
     store = open_url(url) if yes else open_to_read(url)
     if undo:
         _undo(dataflow, store, service, yes=yes, as_json=as_json)

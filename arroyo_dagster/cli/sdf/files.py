@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from arroyo_dagster.cli.settings import WholeNumber
-from arroyo_dagster.dataflow.definition import loading
 from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.diagnostics import InvalidDefinition
 from arroyo_dagster.dataflow.runtime.checks import check_bodies, check_package_bodies
 from arroyo_dagster.dataflow.runtime.functions import unbound_error, unbound_steps
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, FAIL, SKIP
-from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding, parse_function
+from arroyo_dagster.dataflow.topics.bindings import (
+    BindingsText,
+    parse_binding,
+    parse_function,
+    read_bindings,
+)
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.user_modules import open_folders
@@ -35,12 +39,13 @@ _D = TypeVar("_D", bound=Dataflow | Package)
 def loading_options(command: _F) -> _F:
     """Add `--accept` and `--prod`, for every subcommand that reads a file.
 
-    The command gets `legacy`, `extended` and `prod`.
+    The command gets `reading`: the arguments `legacy`, `extended` and `dev` of `loading`.
     """
 
     @functools.wraps(command)
-    def call(*args: Any, accept: Collection[str], **given: Any) -> Any:
-        return command(*args, **{name: name in accept for name in _ACCEPTED}, **given)
+    def call(*args: Any, accept: Collection[str], prod: bool, **options: Any) -> Any:
+        reading = {**{name: name in accept for name in _ACCEPTED}, "dev": not prod}
+        return command(*args, reading=reading, **options)
 
     prod = click.option("--prod", is_flag=True, help="Ignore the `dev` section.")
     also = click.option(
@@ -114,9 +119,13 @@ def error_options(default: str) -> Callable[[_F], _F]:
 
 
 def binding_flags(
-    sources: Sequence[str], sinks: Sequence[str], functions: Sequence[str], env: Sequence[str]
+    sources: Sequence[str],
+    sinks: Sequence[str],
+    functions: Sequence[str],
+    env: Sequence[str],
+    file: str | None = None,
 ) -> BindingsText:
-    """Return the bindings of flags."""
+    """Return the bindings of flags, and those of a bindings file that no flag gives."""
     bound = {
         role: [parse_binding(text, role) for text in texts]
         for role, texts in (("source", sources), ("sink", sinks))
@@ -126,12 +135,13 @@ def binding_flags(
         for topic in topics:
             if topics.count(topic) > 1:
                 raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
-    return BindingsText(
+    flags = BindingsText(
         sources={binding.topic: binding for binding in bound["source"]},
         sinks={binding.topic: binding for binding in bound["sink"]},
         functions=dict(parse_function(text) for text in functions),
         env=dict(_variable(text) for text in env),
     )
+    return flags if file is None else flags.over(read_bindings(file))
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -139,17 +149,6 @@ def _variable(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise InputError("a variable or setting is not in the form NAME=VALUE")
     return name, value
-
-
-def load_dataflow(
-    file: str, *, legacy: bool, extended: bool, prod: bool
-) -> tuple[Dataflow, dict[str, Package]]:
-    """Load a dataflow and the packages it imports. No code is loaded.
-
-    Raises:
-        InputError: it is a package.
-    """
-    return loading.load_dataflow(file, legacy=legacy, extended=extended, dev=not prod)
 
 
 def check_functions(file: str, document: _D, packages: Mapping[str, Package]) -> _D:

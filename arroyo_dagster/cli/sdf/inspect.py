@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -12,10 +12,10 @@ import click
 from arroyo_dagster import __version__
 from arroyo_dagster.cli.common import open_to_read, print_error, private_option, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.dataflow.definition.definition import Package
-from arroyo_dagster.dataflow.definition.loading import load_with_packages
+from arroyo_dagster.dataflow.definition.loading import load_dataflow, load_with_packages
 from arroyo_dagster.dataflow.views.graph import dot_text
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespace, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, frame_text, table_text, window_text
@@ -59,9 +59,7 @@ def print_definition(
     namespace: str | None,
     key: str | None,
     pattern: str | None,
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     private: PrivateColumns,
     url: str | None,
     as_json: bool,
@@ -76,7 +74,7 @@ def print_definition(
     Example:
       arroyo-state sdf show dataflow.yaml --url s3://bucket/arroyo
     """
-    document, _ = load_with_packages(file, legacy=legacy, extended=extended, dev=not prod)
+    document, _ = load_with_packages(file, **reading)
     if isinstance(document, Package):
         if namespace is not None or key is not None or pattern is not None or dot:
             raise click.UsageError("a package has no stored state and no graph: give a dataflow")
@@ -168,9 +166,7 @@ def _plain(value: Any) -> Any:
 def query_states(
     file: str,
     query: str | None,
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     private: PrivateColumns,
     url: str | None,
     as_json: bool,
@@ -185,7 +181,7 @@ def query_states(
     Example:
       arroyo-state sdf sql dataflow.yaml "select * from counts" --url s3://bucket/arroyo
     """
-    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    dataflow, _ = load_dataflow(file, **reading)
     views = Views(open_to_read(url), dataflow, private=private)
     if query is not None:
         print_answer(views, query, as_json)

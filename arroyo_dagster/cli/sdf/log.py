@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import click
 
 from arroyo_dagster.cli.common import open_to_read, store_options
 from arroyo_dagster.cli.rendering import print_json
-from arroyo_dagster.cli.sdf.files import load_dataflow, loading_options
+from arroyo_dagster.cli.sdf.files import loading_options
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.settings import WholeNumber
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.storage.engine_tables import MOST_LOGGED
 from arroyo_dagster.dataflow.views.step_log import LogEntry, read_step_log
 from arroyo_dagster.state.codec.iso_times import iso_micros
@@ -34,9 +36,7 @@ def print_log(
     file: str,
     service: str | None,
     last: int,
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -51,7 +51,7 @@ def print_log(
     Example:
       arroyo-state sdf log dataflow.yaml --service count-words --last 5
     """
-    dataflow, _ = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    dataflow, _ = load_dataflow(file, **reading)
     kept: list[LogEntry] = []
     left = dict.fromkeys(dataflow.services, last)
     for entry in reversed(read_step_log(open_to_read(url), dataflow, service=service)):

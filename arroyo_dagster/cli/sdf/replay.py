@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -18,24 +19,23 @@ from arroyo_dagster.cli.sdf.files import (
     error_options,
     function_options,
     keep_epochs_option,
-    load_dataflow,
     loading_options,
     parallelism_option,
 )
 from arroyo_dagster.cli.sdf.group import sdf
 from arroyo_dagster.cli.sdf.run import (
-    epoch_printer,
     failed_counts,
     finish_run,
-    run_on_spark,
+    print_epoch,
+    run_pipelines,
     spark_topics,
     stopping,
 )
-from arroyo_dagster.cli.spark import print_choice, spark_options
-from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome, run_dataflow
+from arroyo_dagster.cli.spark import spark_options
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
+from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, RunOptions
-from arroyo_dagster.dataflow.topics.bindings import read_bindings
 from arroyo_dagster.dataflow.topics.replay import ServiceReplay, build_replay, plan_replay
 from arroyo_dagster.dataflow.topics.wiring import Letters, wire
 from arroyo_dagster.dataflow.views.rendering import borderless
@@ -80,9 +80,7 @@ def replay(
     max_errors: int | None,
     parallelism: int,
     spark: SparkSettings | None,
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -100,11 +98,8 @@ def replay(
     Example:
       arroyo-state sdf replay dataflow.yaml --bindings bindings.yaml
     """
-    bound = binding_flags((), sinks, functions, env)
-    if bindings is not None:
-        bound = bound.over(read_bindings(bindings))
-    bound = bound.without_sources()
-    dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    bound = replace(binding_flags((), sinks, functions, env, bindings), sources={})
+    dataflow, packages = load_dataflow(file, **reading)
     store = open_to_read(url) if dry_run else open_url(url)
     replays = plan_replay(dataflow, store, service=service, partial=partial)
     if dry_run:
@@ -129,21 +124,10 @@ def replay(
     pipelines = build_replay(dataflow, store, replays, bindings=wired.bindings, options=options)
     failed_before = failed_counts(store, dataflow)
     with stopping() as stop:
-        if not pipelines:
-            outcome = DataflowOutcome(rounds=0, epochs={}, ended=True)
-        elif outside is not None:
-            outcome = run_on_spark(
-                pipelines,
-                store,
-                wired,
-                outside,
-                follow=False,
-                stop=stop,
-                options={"spark": spark, "on_spark": print_choice},
-            )
-        else:
-            run_options = DataflowOptions(until_idle=True, stop=stop, on_epoch=epoch_printer())
-            outcome = run_dataflow(pipelines, store, run_options)
+        outcome = DataflowOutcome(rounds=0, epochs={}, ended=True)
+        if pipelines:
+            run_options = DataflowOptions(until_idle=True, stop=stop, on_epoch=print_epoch)
+            outcome = run_pipelines(pipelines, store, wired, run_options, spark, outside)
     finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
 
 

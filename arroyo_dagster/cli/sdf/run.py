@@ -31,7 +31,6 @@ from arroyo_dagster.cli.sdf.files import (
     error_options,
     function_options,
     keep_epochs_option,
-    load_dataflow,
     loading_options,
     parallelism_option,
 )
@@ -45,15 +44,15 @@ from arroyo_dagster.cli.sdf.inspect import (
 from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
 from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.in_process import (
     DataflowOptions,
     DataflowOutcome,
-    OnPipelineEpoch,
     run_dataflow,
 )
 from arroyo_dagster.dataflow.revisions.migrate import migrate as migrate_services
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, SKIP, RunOptions, build_dataflow
-from arroyo_dagster.dataflow.topics.bindings import BindingsText, read_bindings
+from arroyo_dagster.dataflow.topics.bindings import BindingsText
 from arroyo_dagster.dataflow.topics.pipe import ByteStream
 from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
@@ -143,9 +142,7 @@ def run(
     parallelism: int,
     spark: SparkSettings | None,
     spark_checkpoint: str | None,
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     url: str | None,
     as_json: bool,
 ) -> None:
@@ -174,14 +171,12 @@ def run(
     Example:
       arroyo-state sdf run dataflow.yaml --source words=jsonl:words/ --until-idle
     """
-    bound = binding_flags(sources, sinks, functions, env)
-    if bindings is not None:
-        bound = bound.over(read_bindings(bindings))
+    bound = binding_flags(sources, sinks, functions, env, bindings)
     if prompting and (spark is not None or _is_piped(bound)):
         raise click.UsageError(
             "--prompt: not with --spark, nor with a topic that stdin is bound to"
         )
-    dataflow, packages = load_dataflow(file, legacy=legacy, extended=extended, prod=prod)
+    dataflow, packages = load_dataflow(file, **reading)
     dataflow = check_functions(file, dataflow, packages)
     check_bound(dataflow, packages, bound.functions)
     for warning in dataflow.warnings:
@@ -228,34 +223,15 @@ def run(
         if prompting:
             prompt = StatePrompt(store, dataflow, private, as_json=as_json)
             stop = stack.enter_context(prompt.answering(stopped))
-        if outside is not None:
-            outcome = run_on_spark(
-                pipelines,
-                store,
-                wired,
-                outside,
-                follow=_is_endless(bound) and not until_idle,
-                stop=stop,
-                options={
-                    "spark": spark,
-                    "on_spark": print_choice,
-                    "interval_seconds": pace,
-                    "max_epochs": epochs,
-                },
-            )
-        else:
-            outcome = run_dataflow(
-                pipelines,
-                store,
-                DataflowOptions(
-                    max_rounds=epochs,
-                    until_idle=until_idle,
-                    interval_seconds=pace,
-                    stop=stop,
-                    on_epoch=epoch_printer(),
-                ),
-                between=wired.between,
-            )
+        options = DataflowOptions(
+            max_rounds=epochs,
+            until_idle=until_idle,
+            interval_seconds=pace,
+            stop=stop,
+            on_epoch=print_epoch,
+        )
+        follow = _is_endless(bound) and not until_idle
+        outcome = run_pipelines(pipelines, store, wired, options, spark, outside, follow=follow)
     finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
 
 
@@ -285,28 +261,36 @@ def spark_topics(
     return SparkTopics(store, location)
 
 
-def run_on_spark(
+def run_pipelines(
     pipelines: Sequence[Pipeline],
     store: ObjectStore,
     wired: Wired,
-    topics: SparkTopics,
+    options: DataflowOptions,
+    spark: SparkSettings | None,
+    topics: SparkTopics | None,
     *,
-    follow: bool,
-    stop: Callable[[], bool],
-    options: Mapping[str, Any],
+    follow: bool = False,
 ) -> DataflowOutcome:
-    """Run pipelines on Spark; `options` are those of `SparkOptions`."""
-    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
+    """Run pipelines in this process, or on Spark, where `follow` says whether to wait for more."""
+    if spark is None or topics is None:
+        return run_dataflow(pipelines, store, options, between=wired.between)
+    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines as run_on_spark
     from arroyo_dagster.spark.pipeline import SparkOptions
 
-    return run_pipelines(
+    return run_on_spark(
         pipelines,
         store,
-        SparkOptions(follow=follow, **options),
+        SparkOptions(
+            follow=follow,
+            spark=spark,
+            on_spark=print_choice,
+            interval_seconds=options.interval_seconds,
+            max_epochs=options.max_rounds,
+        ),
         topics=topics,
         between=wired.between,
-        stop=stop,
-        on_epoch=epoch_printer(),
+        stop=options.stop,
+        on_epoch=options.on_epoch,
     )
 
 
@@ -351,13 +335,9 @@ def stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def epoch_printer() -> OnPipelineEpoch:
-    """Return a callback that prints every epoch."""
-
-    def on_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
-        click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
-
-    return on_epoch
+def print_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
+    """Print an epoch to stderr, as records may go to stdout."""
+    click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
 
 
 def _metrics(store: ObjectStore, dataflow: Dataflow) -> list[tuple[str, dict[str, Any]]]:

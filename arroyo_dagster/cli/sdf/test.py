@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
 from arroyo_dagster.dataflow.testing.section import TestOutcome
 from arroyo_dagster.dataflow.testing.suite import run_tests
-from arroyo_dagster.dataflow.topics.bindings import parse_function, read_bindings
+from arroyo_dagster.dataflow.topics.bindings import parse_function
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.storage.local_documents import read_document, read_stream
@@ -80,9 +80,7 @@ def test_section(
     bindings: str | None,
     functions: Sequence[str],
     env: Sequence[str],
-    legacy: bool,
-    extended: bool,
-    prod: bool,
+    reading: Mapping[str, bool],
     as_json: bool,
 ) -> None:
     """Run the section `tests` of a dataflow or a package, each test in memory, without any state.
@@ -97,10 +95,8 @@ def test_section(
       arroyo-state sdf test dataflow.yaml
     """
     path = file or (PACKAGE_HERE if Path(PACKAGE_HERE).is_file() else DATAFLOW_HERE)
-    bound = binding_flags((), (), functions, env)
-    if bindings is not None:
-        bound = bound.over(read_bindings(bindings))
-    document, packages = load_with_packages(path, legacy=legacy, extended=extended, dev=not prod)
+    bound = binding_flags((), (), functions, env, bindings)
+    document, packages = load_with_packages(path, **reading)
     tests = check_tests(path, document, packages, only)
     if not tests:
         raise InputError(

@@ -6,7 +6,7 @@ Source: sdf-states.md 4.5, 8.4; error E50.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,18 +206,13 @@ class StepLog:
     def add_message(self, step: str, text: str) -> None:
         """Keep a message of a function in the place of the one that was `MOST_LOGGED` before it."""
         if step not in self._messages:
-            self._messages[step] = max(map(self._stored_number, self._places_of_messages(step)))
+            places = range(MOST_LOGGED, 2 * MOST_LOGGED)
+            stored = (self._view.get(LogKey(step, self._subtask, place)) for place in places)
+            numbers = (0 if text is None else int(json.loads(text)["number"]) for text in stored)
+            self._messages[step] = max(numbers)
         number = self._messages[step] = self._messages[step] + 1
         key = LogKey(step, self._subtask, MOST_LOGGED + number % MOST_LOGGED)
         self._fresh[key] = {"message": text, "number": number}
-
-    def _places_of_messages(self, step: str) -> Iterator[LogKey]:
-        for place in range(MOST_LOGGED, 2 * MOST_LOGGED):
-            yield LogKey(step, self._subtask, place)
-
-    def _stored_number(self, key: LogKey) -> int:
-        stored = self._view.get(key)
-        return 0 if stored is None else int(json.loads(stored)["number"])
 
     def write(self, epoch: int, now_ms: int) -> None:
         """Write the entries of an epoch to the table, with the epoch and its clock."""
@@ -243,12 +238,13 @@ def total(metrics: Iterable[Metric]) -> Metric:
 
 def stored_schemas(states: Iterable[StateDef]) -> dict[str, str]:
     """Return the stored form of each state's schema: JSON with sorted keys, including its hash."""
-    return {state.name: json.dumps(_as_stored(state), sort_keys=True) for state in states}
-
-
-def _as_stored(state: StateDef) -> dict[str, Any]:
-    windowed = state.window is not None
-    return {**state.schema, "hash": state.schema_hash, "windowed": windowed}
+    return {
+        state.name: json.dumps(
+            {**state.schema, "hash": state.schema_hash, "windowed": state.window is not None},
+            sort_keys=True,
+        )
+        for state in states
+    }
 
 
 def read_schemas(store: ObjectStore, operator: OperatorCheckpoint | None) -> dict[str, str]:

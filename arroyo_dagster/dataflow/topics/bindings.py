@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -88,10 +88,6 @@ class BindingsText:
             functions={**other.functions, **self.functions},
             env={**other.env, **self.env},
         )
-
-    def without_sources(self) -> BindingsText:
-        """Return these bindings without their sources."""
-        return replace(self, sources={})
 
 
 def parse_binding(text: str, role: str) -> TopicBinding:

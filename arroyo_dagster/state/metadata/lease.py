@@ -28,23 +28,24 @@ from typing import Any, TypeVar
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
-    ConflictError,
     FormatError,
     LeaseHeldError,
     NotFoundError,
     StorageError,
 )
 from arroyo_dagster.state.codec.derived import decode_json, encode
-from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.metadata.lease_records import (
     NEWEST,
     NewestLease,
     decode_newest,
-    encode_record,
-    owner_here,
+    encode_lease,
+    lease_here,
     process_here,
     read_record,
     store_time,
+    take_over_text,
+    taken,
+    too_late,
 )
 from arroyo_dagster.state.metadata.ownership import check_job_maintained
 from arroyo_dagster.state.model.clock import Clock, own_clock, wall_clock
@@ -67,36 +68,14 @@ _POLL_SECONDS = 2.0
 _ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """One lease of a job.
+def directory_of(held: LeaseRecord) -> StatePath:
+    """Return the directory of a lease, its predecessors and its successors."""
+    return held.path.parent or held.path
 
-    Attributes:
-        token: its number; higher ones are newer.
-        owner: the process that acquired it: `HOST/PID (description)`.
-        description: what its holder does, for people.
-        nonce: unique to this acquisition.
-        duration_micros: how long after its renewal it stays held; then others may acquire it.
-        acquired_at_micros: when it was acquired, by the holder's clock.
-    """
 
-    path: StatePath
-    token: int
-    owner: str
-    description: str
-    nonce: str
-    duration_micros: int
-    acquired_at_micros: int = 0
-
-    @property
-    def directory(self) -> StatePath:
-        """The directory of this lease, its predecessors and its successors."""
-        return self.path.parent or self.path
-
-    @property
-    def successor(self) -> StatePath:
-        """The object that shows that another acquisition has taken the lease."""
-        return _path_of(self.directory, self.token + 1)
+def successor_of(held: LeaseRecord) -> StatePath:
+    """Return the object that shows that another acquisition has taken a lease."""
+    return _path_of(directory_of(held), held.token + 1)
 
 
 def _path_of(directory: StatePath, token: int) -> StatePath:
@@ -133,14 +112,14 @@ class Leased(Wrapper):
     def __init__(
         self,
         store: ObjectStore,
-        held: Lease,
+        held: LeaseRecord,
         out_of_time: Callable[[], bool] = lambda: False,
         took_over: LeaseRecord | None = None,
     ) -> None:
         super().__init__(store)
         self.lease = held
         self.took_over = took_over
-        self._successor = held.successor
+        self._successor = successor_of(held)
         self.before_deleting: Callable[[], object] | None = None
         self._out_of_time: Callable[[], bool] | None = out_of_time
 
@@ -180,7 +159,7 @@ class Leased(Wrapper):
             )
         # After that request, because it may have taken long.
         if self._out_of_time is not None and self._out_of_time():
-            raise _too_late(self.lease)
+            raise too_late(self.lease)
 
     def _long_lost(self) -> bool:
         """Whether the lease was released, or lost so long ago that its successor's object was
@@ -192,10 +171,10 @@ class Leased(Wrapper):
             return False
         if _has_ended(self.inner, self.lease):
             return True
-        return _named_token(self.inner, self.lease.directory) > self.lease.token
+        return _named_token(self.inner, directory_of(self.lease)) > self.lease.token
 
 
-def _has_ended(store: ObjectStore, held: Lease) -> bool:
+def _has_ended(store: ObjectStore, held: LeaseRecord) -> bool:
     """Whether the holder has released its lease, or the object is no longer its own."""
     try:
         record = decode_json(store.read(held.path), held.path)
@@ -291,7 +270,7 @@ def lease(
     """
     chosen = options or LeaseOptions()
     clock, directory = chosen.clock, chosen.directory or paths.leases
-    if isinstance(store, Leased) and store.lease.directory == directory:
+    if isinstance(store, Leased) and directory_of(store.lease) == directory:
         yield store
         return
     if directory != paths.writers:
@@ -311,7 +290,7 @@ def lease(
     try:
         held, runs_out = _awaited(store, asked, chosen)
         if asked.found is not None:
-            chosen.on_event(_took_over(asked.found))
+            chosen.on_event(take_over_text(asked.found))
         leased = renewal.begin(held, runs_out)
         if directory == paths.leases and not chosen.take_over:
             from arroyo_dagster.state.metadata.own_records import check_records
@@ -343,12 +322,14 @@ class _LeaseRequest:
     take_over: bool
     clock: Clock
     ticks: Callable[[], int]
-    mine: Lease | None = None
+    mine: LeaseRecord | None = None
     sure: bool = False
     found: LeaseRecord | None = None
 
 
-def _awaited(store: ObjectStore, asked: _LeaseRequest, options: LeaseOptions) -> tuple[Lease, int]:
+def _awaited(
+    store: ObjectStore, asked: _LeaseRequest, options: LeaseOptions
+) -> tuple[LeaseRecord, int]:
     """Return the lease once it is free, and the time until which it counts."""
     wait_seconds, sleep = options.wait_seconds, options.sleep
     holder: object = None
@@ -376,7 +357,7 @@ class _Renewal:
         self._thread: threading.Thread | None = None
         self._over = False
 
-    def begin(self, held: Lease, runs_out: int) -> Leased:
+    def begin(self, held: LeaseRecord, runs_out: int) -> Leased:
         """Renew a lease from now on, and return the store through which its holder writes."""
         store, asked = self._store, self._asked
         ended = self._ended = threading.Event()
@@ -423,11 +404,11 @@ class _Renewal:
             self._thread = None
 
 
-def _is_lost(store: ObjectStore, held: Lease) -> bool:
+def _is_lost(store: ObjectStore, held: LeaseRecord) -> bool:
     """Whether another process has acquired the lease since, even if it has released it long ago."""
-    if _named_token(store, held.directory) > held.token:
+    if _named_token(store, directory_of(held)) > held.token:
         return True
-    return store.head(held.successor) is not None
+    return store.head(successor_of(held)) is not None
 
 
 def newest_token(store: ObjectStore, directory: StatePath) -> int:
@@ -483,7 +464,7 @@ def _own_time(micros: int) -> int:
     return micros * (_MARGIN - 1) // _MARGIN
 
 
-def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
+def _acquire(store: ObjectStore, asked: _LeaseRequest) -> LeaseRecord:
     directory, ticks = asked.directory, asked.ticks
     began = ticks()
     tokens = _tokens(store, directory)
@@ -492,10 +473,9 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
         path = _path_of(directory, newest + 1)
         if newest and not asked.take_over:
             asked.found = _check_free(store, _path_of(directory, newest), asked)
-        mine = Lease(
-            path=path,
-            token=newest + 1,
-            owner=owner_here(asked.description),
+        mine = lease_here(
+            path,
+            newest + 1,
             description=asked.description,
             nonce=asked.nonce,
             duration_micros=asked.micros,
@@ -508,7 +488,7 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
             named = _named_token(store, directory)
             if created and named < mine.token:
                 if ticks() - began >= _own_time(asked.micros):
-                    raise _too_late(mine)
+                    raise too_late(mine)
                 _name(store, mine, tokens)
                 return mine
         except ArroyoStateError:
@@ -516,18 +496,18 @@ def _acquire(store: ObjectStore, asked: _LeaseRequest) -> Lease:
             raise
         if named < mine.token:
             first = read_record(store, path)
-            raise _taken(asked.paths, path, first)
+            raise taken(asked.paths, path, first)
         # The number was in use before: the listing missed it, or others acquired and released it.
         asked.mine = None
         newest = named
 
 
-def _name(store: ObjectStore, mine: Lease, older: Iterable[int]) -> None:
+def _name(store: ObjectStore, mine: LeaseRecord, older: Iterable[int]) -> None:
     """Write which lease is the newest; only then the objects of older ones may be deleted."""
-    store.put(mine.directory / NEWEST, encode(NewestLease(token=mine.token)))
+    store.put(directory_of(mine) / NEWEST, encode(NewestLease(token=mine.token)))
     # The newest two are kept: the holder of the one before must find that it was taken.
     expired = [token for token in older if token < mine.token - 1]
-    store.delete_many([_path_of(mine.directory, token) for token in expired])
+    store.delete_many([_path_of(directory_of(mine), token) for token in expired])
 
 
 def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
@@ -541,7 +521,7 @@ def _release(store: ObjectStore, asked: _LeaseRequest) -> None:
     asked.mine = None
 
 
-def _was_created(store: ObjectStore, mine: Lease) -> bool:
+def _was_created(store: ObjectStore, mine: LeaseRecord) -> bool:
     """Whether the object of a lease exists after a create request without an answer."""
     try:
         record = read_record(store, mine.path)
@@ -550,8 +530,8 @@ def _was_created(store: ObjectStore, mine: Lease) -> bool:
     return record is not None and record.nonce == mine.nonce
 
 
-def _create(store: ObjectStore, mine: Lease, expires_at_micros: int) -> bool:
-    data = _encoded(mine, expires_at_micros)
+def _create(store: ObjectStore, mine: LeaseRecord, expires_at_micros: int) -> bool:
+    data = encode_lease(mine, expires_at_micros)
     try:
         if store.create(mine.path, data):
             return True
@@ -570,20 +550,8 @@ def _is_there(store: ObjectStore, path: StatePath, data: bytes) -> bool:
         return False  # an older lease, which a later holder has just deleted
 
 
-def _write(store: ObjectStore, mine: Lease, *, expires_at_micros: int) -> None:
-    store.put(mine.path, _encoded(mine, expires_at_micros))
-
-
-def _encoded(mine: Lease, expires_at_micros: int) -> bytes:
-    return encode_record(
-        token=mine.token,
-        owner=mine.owner,
-        description=mine.description,
-        nonce=mine.nonce,
-        duration_micros=mine.duration_micros,
-        acquired_at_micros=mine.acquired_at_micros,
-        expires_at_micros=expires_at_micros,
-    )
+def _write(store: ObjectStore, mine: LeaseRecord, *, expires_at_micros: int) -> None:
+    store.put(mine.path, encode_lease(mine, expires_at_micros))
 
 
 def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> LeaseRecord | None:
@@ -597,61 +565,5 @@ def _check_free(store: ObjectStore, path: StatePath, asked: _LeaseRequest) -> Le
         return None  # this process has ended that lease, but could not release it
     until = record.held_until(store_time(store, asked.directory), asked.clock())
     if until is not None:
-        raise _taken(asked.paths, path, record, until)
+        raise taken(asked.paths, path, record, until)
     return record
-
-
-def _took_over(found: LeaseRecord) -> str:
-    renewed = found.renewed_at_micros
-    last = "" if renewed is None else f", and renewed it last at {_time_of_day(renewed)}"
-    return (
-        f"took over the lease of {found.owner}, which ended without releasing it{last}; what it "
-        "had not published is not used"
-    )
-
-
-def _too_late(mine: Lease) -> ConflictError:
-    return ConflictError(
-        "the lease on the job could not be renewed before it ran out",
-        path=mine.path,
-        owner=mine.owner,
-        retryable=True,
-        next_step="run it again once the store answers in time; nothing was lost",
-    )
-
-
-def _taken(
-    paths: JobPaths, path: StatePath, held: LeaseRecord | None, until_micros: int | None = None
-) -> LeaseHeldError:
-    owner = "another process" if held is None else held.owner
-    until = None if until_micros is None else _time_of_day(until_micros)
-    kind = lease_kind(paths, path)
-    return LeaseHeldError(
-        f"the job is leased by {owner}{'' if until is None else f' until {until}'}: {_DOES[kind]}",
-        job=paths.root,
-        owner=owner,
-        host=None if held is None else held.host,
-        pid=None if held is None else held.pid,
-        until=until,
-        next_step="wait for the other process to end, then run this again; see `arroyo-state "
-        "sql @leases`, and `arroyo-state lease break` for a process that hangs; nothing was changed",
-    )
-
-
-_DOES = {
-    "maintenance": "it maintains the job",
-    "writer": "it runs the job",
-    "window": "it holds the job's maintenance window",
-}
-
-
-def lease_kind(paths: JobPaths, path: StatePath) -> str:
-    """Return the kind of lease that an object is: `maintenance`, `writer` or `window`."""
-    return {paths.writers: "writer", paths.windows: "window"}.get(
-        path.parent or path, "maintenance"
-    )
-
-
-def _time_of_day(micros: int) -> str:
-    """Format a time in UTC, as 12:04:10Z."""
-    return f"{(iso_micros(micros) or '').rpartition('T')[2].partition('.')[0]}Z"

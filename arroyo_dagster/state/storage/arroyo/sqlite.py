@@ -49,7 +49,7 @@ class ArroyoDatabase:
     """
 
     def __init__(self, location: str, *, max_bytes: int = 4 << 30) -> None:
-        self.source = redacted_location(location)
+        self.source = redact_url(location)
         self._location = location
         self._max_bytes = max_bytes
 
@@ -166,7 +166,7 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
         StorageError: it cannot be read, or kept changing while it was copied.
     """
     register_url(location)
-    with translated(redacted_location(location)):
+    with translated(redact_url(location)):
         local = _local_path(location)
         if local is None:
             return _fetched(location, directory, max_bytes)
@@ -182,15 +182,10 @@ def copy_database(location: str, directory: Path, *, max_bytes: int) -> Path:
     if copy is None:
         raise StorageError(
             "the database changes faster than it can be copied",
-            path=redacted_location(str(local)),
+            path=redact_url(str(local)),
             next_step="try again when its controller is less busy, or name a backup of it",
         )
     return copy
-
-
-def redacted_location(location: str) -> str:
-    """Return the location without user info and query, for display."""
-    return redact_url(location)
 
 
 def _local_path(location: str) -> Path | None:
@@ -223,11 +218,11 @@ def _signature(source: Path, max_bytes: int) -> tuple[object, ...]:
     if not stat.S_ISREG(info.st_mode):
         raise InputError(
             "the path is not a file, so it is not a SQLite database",
-            path=redacted_location(str(source)),
+            path=redact_url(str(source)),
             next_step="name the file; Arroyo's setting is database.sqlite.path",
         )
     if info.st_size > max_bytes:
-        raise _too_large(redacted_location(str(source)), info.st_size, max_bytes)
+        raise _too_large(redact_url(str(source)), info.st_size, max_bytes)
     journal = Path(f"{source}-journal")
     rollback = (journal.stat().st_size, journal.stat().st_mtime_ns) if journal.exists() else None
     return (
@@ -250,7 +245,7 @@ def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
     if redact_url(location) != location:
         raise InputError(
             "the URL of a database must not contain user, password or query",
-            url=redacted_location(location),
+            url=redact_url(location),
             next_step="give credentials in the environment, as for the checkpoint URL",
         )
     parent, _, name = location.rpartition("/")
@@ -262,12 +257,12 @@ def _fetched(location: str, directory: Path, max_bytes: int) -> Path:
             if not suffix:
                 raise NotFoundError(
                     "there is no such database",
-                    url=redacted_location(location),
+                    url=redact_url(location),
                     next_step="check the name; `arroyo run` keeps state.sqlite beside its state",
                 )
             continue
         if info.size_bytes > max_bytes:
-            raise _too_large(redacted_location(location), info.size_bytes, max_bytes)
+            raise _too_large(redact_url(location), info.size_bytes, max_bytes)
         (directory / f"copy.sqlite{suffix}").write_bytes(store.read(path))
     return directory / "copy.sqlite"
 

@@ -28,6 +28,7 @@ from arroyo_dagster.state.metadata.lease import (
     Precondition,
     last_released_lease,
     newest_token,
+    successor_of,
 )
 from arroyo_dagster.state.model.clock import own_clock, wall_clock
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
@@ -524,7 +525,7 @@ def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None
     elsewhere.put(SOMETHING, b"1")
     clock.seconds += 61
     leased(store, clock, 4)
-    assert store.head(holder.lease.successor) is None
+    assert store.head(successor_of(holder.lease)) is None
     with pytest.raises(ConflictError, match="another process has taken it"):
         elsewhere.put(SOMETHING, b"2")
 
@@ -735,7 +736,7 @@ def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since(
     for _ in range(4):
         with lease(store, PATHS, "other", LeaseOptions(clock=clock, take_over=True)):
             pass
-    assert store.head(held.lease.successor) is None
+    assert store.head(successor_of(held.lease)) is None
     _put_until_refused(held)
 
 
@@ -759,7 +760,7 @@ def test_a_renewal_notices_who_has_created_the_next_lease_and_not_yet_named_it()
             "other",
             LeaseOptions(clock=clock, take_over=True),
         ).__enter__()
-    assert store.head(held.lease.successor) is not None
+    assert store.head(successor_of(held.lease)) is not None
     assert newest_token(Hiding(store, lambda path: "/leases/" in path), PATHS.leases) == 1
     _put_until_refused(held)
 
