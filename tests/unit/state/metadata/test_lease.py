@@ -9,6 +9,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -59,26 +60,34 @@ def store(clock: Clock) -> MemoryStore:
     return MemoryStore(clock=clock)
 
 
+def take(
+    store: ObjectStore, owner: str, clock: Clock | None = None, **options: Any
+) -> AbstractContextManager[Leased]:
+    """Hold the lease of `PATHS`, by a clock of the test if there is one."""
+    chosen = options if clock is None else {"clock": clock, **options}
+    return lease(store, PATHS, owner, LeaseOptions(**chosen))
+
+
 def test_one_holds_it_and_gives_it_back(clock: Clock, store: MemoryStore) -> None:
-    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+    with take(store, "one", clock) as held:
         held.put(SOMETHING, b"1")
         with (
             pytest.raises(ConflictError, match="leased by"),
-            lease(store, PATHS, "two", LeaseOptions(clock=clock)),
+            take(store, "two", clock),
         ):
             pass
-    with lease(store, PATHS, "two", LeaseOptions(clock=clock)) as held:
+    with take(store, "two", clock) as held:
         assert held.lease.token == 2
         assert held.read(SOMETHING) == b"1"
 
 
-def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
-    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
+def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more(
+    clock: Clock, store: MemoryStore
+) -> None:
+    dead = take(store, "dead", clock)
     held = dead.__enter__()
     clock.seconds += 61
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as new:
+    with take(store, "next", clock) as new:
         new.put(SOMETHING, b"new")
         for change in (
             lambda: held.put(SOMETHING, b"old"),
@@ -91,9 +100,9 @@ def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more() -> None:
 
 
 def test_overlapping_runs_of_one_owner_exclude_each_other(clock: Clock, store: MemoryStore) -> None:
-    with lease(store, PATHS, "run 7", LeaseOptions(clock=clock)) as held:
+    with take(store, "run 7", clock) as held:
         with pytest.raises(ConflictError) as error:
-            lease(store, PATHS, "run 7", LeaseOptions(clock=clock)).__enter__()
+            take(store, "run 7", clock).__enter__()
         who = f"{platform.node()}/{os.getpid()} (run 7)"
         assert error.value.message.startswith(f"the job is leased by {who} until 00:17:41Z")
         assert error.value.retryable
@@ -107,20 +116,20 @@ def test_refusal_says_what_the_holder_s_lease_is_for(clock: Clock, store: Memory
         (PATHS.windows, "it holds the job's maintenance window"),
     ):
         with (
-            lease(store, PATHS, "one", LeaseOptions(directory=directory, clock=clock)),
+            take(store, "one", clock, directory=directory),
             pytest.raises(ConflictError, match=f"Z: {does}") as error,
         ):
-            lease(store, PATHS, "two", LeaseOptions(directory=directory, clock=clock)).__enter__()
+            take(store, "two", clock, directory=directory).__enter__()
         assert error.value.facts["job"] == PATHS.root
 
 
 def test_newest_lease_is_the_record_of_the_last_holder(clock: Clock, store: MemoryStore) -> None:
     assert newest_lease(store, PATHS.leases) is last_released_lease(store, PATHS.leases) is None
-    with lease(store, PATHS, "first", LeaseOptions(clock=clock)):
+    with take(store, "first", clock):
         assert last_released_lease(store, PATHS.leases) is None
     leased(store, clock, 1)
     assert last_released_lease(store, PATHS.leases) == newest_lease(store, PATHS.leases)
-    with lease(store, PATHS, "gc", LeaseOptions(seconds=300, clock=clock)) as held:
+    with take(store, "gc", clock, seconds=300) as held:
         found = last_released_lease(store, PATHS.leases)
         assert found is not None
         assert found.token == 2
@@ -159,7 +168,7 @@ def test_of_many_at_once_one_gets_it() -> None:
 def test_it_is_renewed_while_its_holder_lives(timeless: bool) -> None:
     store = Timeless(MemoryStore()) if timeless else MemoryStore()
     once = FaultInjecting(store, fail_at=4, error=StorageError("down"))  # at the first renewal
-    with lease(once, PATHS, "one", LeaseOptions(seconds=0.3)) as held:
+    with take(once, "one", seconds=0.3) as held:
         threads = {one.daemon for one in threading.enumerate() if one.name == "arroyo-lease"}
         assert threads == {True}, "it would keep a process that ends without a release"
         time.sleep(0.8)
@@ -172,20 +181,15 @@ def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
     for at in range(1, 7):
         clock = Clock()
         store = MemoryStore(clock=clock)
-        with lease(store, PATHS, "before", LeaseOptions(clock=clock)):
+        with take(store, "before", clock):
             pass
         try:
-            with lease(
-                FaultInjecting(store, fail_at=at, crash=True),
-                PATHS,
-                "one",
-                LeaseOptions(clock=clock),
-            ):
+            with take(FaultInjecting(store, fail_at=at, crash=True), "one", clock):
                 pass
         except Crash:
             pass
         clock.seconds += 61
-        with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+        with take(store, "next", clock) as held:
             held.put(SOMETHING, b"1")
 
 
@@ -196,8 +200,8 @@ def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=at, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
-        lease(failing, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+        take(failing, "one", clock).__enter__()
+    with take(store, "next", clock) as held:
         assert held.lease.token == 5
 
 
@@ -205,9 +209,9 @@ def test_a_create_that_failed_takes_nothing(clock: Clock, store: MemoryStore) ->
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=1, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
-        lease(failing, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
+        take(failing, "one", clock).__enter__()
     assert newest_token(store, PATHS.leases) == 3
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+    with take(store, "next", clock) as held:
         assert held.lease.token == 4
 
 
@@ -246,9 +250,9 @@ def test_an_interrupted_create_releases_no_lease_that_it_cannot_read() -> None:
 
 def test_a_create_whose_outcome_is_unknown_is_read_back(clock: Clock, store: MemoryStore) -> None:
     failing = FaultInjecting(store, fail_at=1, mode="after", error=StorageError("timed out"))
-    with lease(failing, PATHS, "one", LeaseOptions(clock=clock)) as held:
+    with take(failing, "one", clock) as held:
         assert held.lease.token == 1
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+    with take(store, "next", clock) as held:
         assert held.lease.token == 2
 
 
@@ -258,13 +262,13 @@ def test_what_a_process_could_not_give_back_it_takes_again_at_once(
     clock = Clock()
     store = MemoryStore(clock=clock)
     down = FaultInjecting(store, fail_at=4, error=StorageError("down"))
-    with lease(down, PATHS, "one", LeaseOptions(clock=clock)):
+    with take(down, "one", clock):
         pass
     with monkeypatch.context() as other:
         other.setattr("arroyo_dagster.state.metadata.lease.process_here", lambda: "another process")
         with pytest.raises(ConflictError, match="leased by"):
-            lease(store, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
-    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+            take(store, "one", clock).__enter__()
+    with take(store, "one", clock) as held:
         assert held.lease.token == 2
 
 
@@ -279,13 +283,13 @@ def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
     clock = Clock()
     store = Vanishing(clock=clock)
     leased(store, clock, 3)
-    dead = lease(store, PATHS, "one", LeaseOptions(clock=clock))
+    dead = take(store, "one", clock)
     dead.__enter__()
     older = PATHS.leases / "0000000002.json"
     store.put(older, store.read(PATHS.leases / "0000000003.json"))
     cut = Hiding(store, lambda path: path.endswith(("0000000003.json", "0000000004.json")))
     with pytest.raises(ConflictError, match="the job is leased by"):
-        lease(cut, PATHS, "two", LeaseOptions(clock=clock)).__enter__()
+        take(cut, "two", clock).__enter__()
 
 
 def test_old_leases_do_not_pile_up() -> None:
@@ -304,17 +308,12 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
     leased(store, clock, 3)
     for _ in range(4):
         with pytest.raises(Crash):
-            lease(
-                FaultInjecting(store, fail_at=at, crash=True),
-                PATHS,
-                "dies",
-                LeaseOptions(clock=clock),
-            ).__enter__()
+            take(FaultInjecting(store, fail_at=at, crash=True), "dies", clock).__enter__()
         clock.seconds += 61
     taken = 7
     nothing = Hiding(store, lambda path: "/leases/" in path)
     try:
-        with lease(nothing, PATHS, "next", LeaseOptions(clock=clock)) as held:
+        with take(nothing, "next", clock) as held:
             assert held.lease.token > taken
     except ConflictError:
         assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
@@ -322,7 +321,7 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
 
 def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> None:
     store, clock = MemoryStore(), Clock()
-    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+    with take(store, "one", clock) as held:
         began = clock.seconds
         clock.seconds = began + 60 * 5 / 6 - 0.001
         held.put(SOMETHING, b"1")
@@ -332,23 +331,23 @@ def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> N
         assert held.read(SOMETHING) == b"1"
 
 
-def test_lease_is_free_at_the_moment_it_runs_out_and_not_before() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
-    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
+def test_lease_is_free_at_the_moment_it_runs_out_and_not_before(
+    clock: Clock, store: MemoryStore
+) -> None:
+    dead = take(store, "dead", clock)
     dead.__enter__()
     clock.seconds += 60.9  # by the store's clock, whose seconds may be whole
     with pytest.raises(ConflictError):
-        lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
+        take(store, "next", clock).__enter__()
     clock.seconds += 0.2
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+    with take(store, "next", clock) as held:
         assert held.lease.token == 2
 
 
 def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only() -> None:
     store, clock = MemoryStore(), Clock()
     asked: list[bytes] = []
-    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+    with take(store, "one", clock) as held:
         held.delete_many([SOMETHING])  # nothing is to be asked yet
         held.before_deleting = lambda: asked.append(store.read(SOMETHING))
         held.put(SOMETHING, b"1")
@@ -375,7 +374,7 @@ class Sure(Precondition):
 @pytest.mark.parametrize("anywhere", [True, False])
 def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(anywhere: bool) -> None:
     store, clock = MemoryStore(), Clock()
-    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+    with take(store, "one", clock) as held:
         assert not held.deletes_here
         held.before_deleting = Sure(anywhere)
         assert held.deletes_here is not anywhere
@@ -392,7 +391,7 @@ def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(anywhere:
 def test_a_worker_that_outlives_the_operation_changes_nothing() -> None:
     """Spark leaves attempts running that it has given up: the lease is released meanwhile."""
     store, clock = MemoryStore(), Clock()
-    with lease(store, PATHS, "one", LeaseOptions(clock=clock)) as held:
+    with take(store, "one", clock) as held:
         worker = pickle.loads(pickle.dumps(held))
         worker.put(SOMETHING, b"1")
         record = store.read(held.lease.path)
@@ -416,10 +415,10 @@ def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> Non
     store, clock = MemoryStore(), Clock()
     failing = FaultInjecting(store, fail_at=2, crash=True)
     with pytest.raises(Crash):
-        lease(failing, PATHS, "same", LeaseOptions(clock=clock)).__enter__()
+        take(failing, "same", clock).__enter__()
     unlisted = Hiding(store, lambda path: "/leases/" in path)
     with pytest.raises(ConflictError) as error:
-        lease(unlisted, PATHS, "same", LeaseOptions(clock=clock)).__enter__()
+        take(unlisted, "same", clock).__enter__()
     who = f"{platform.node()}/{os.getpid()} (same)"
     assert error.value.facts["owner"] == who
     assert error.value.message == f"the job is leased by {who}: it maintains the job"
@@ -429,7 +428,7 @@ def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None
     store, clock = MemoryStore(), Clock()
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "0000000003.json"])
-    with lease(store, PATHS, "before", LeaseOptions(clock=clock)) as held:
+    with take(store, "before", clock) as held:
         assert held.lease.token == 4
 
 
@@ -438,7 +437,7 @@ def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None
 
 def leased(store: ObjectStore, clock: Clock, times: int) -> None:
     for _ in range(times):
-        with lease(store, PATHS, "before", LeaseOptions(clock=clock)):
+        with take(store, "before", clock):
             pass
 
 
@@ -450,15 +449,15 @@ def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str
     clock = Clock()
     store = MemoryStore(clock=clock)
     leased(store, clock, 5)
-    dead = lease(store, PATHS, "one", LeaseOptions(clock=clock))
+    dead = take(store, "one", clock)
     holder = dead.__enter__()
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     for owner in ("two", "three"):
         with pytest.raises(ConflictError, match="the job is leased by"):
-            lease(cut, PATHS, owner, LeaseOptions(clock=clock)).__enter__()
+            take(cut, owner, clock).__enter__()
         holder.put(SOMETHING, b"1")
     clock.seconds += 61
-    with lease(cut, PATHS, "two", LeaseOptions(clock=clock)) as found:
+    with take(cut, "two", clock) as found:
         assert found.lease.token == 7
         found.put(SOMETHING, b"2")
     with pytest.raises(ConflictError, match="another process has taken it"):
@@ -473,7 +472,7 @@ def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> 
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     assert newest_token(cut, PATHS.leases) == 6
     for token in (7, 8, 9):
-        with lease(cut, PATHS, "two", LeaseOptions(clock=clock)) as found:
+        with take(cut, "two", clock) as found:
             assert found.lease.token == token
 
 
@@ -491,11 +490,11 @@ def test_who_comes_and_goes_between_a_listing_and_its_use_is_noticed(clock: Cloc
 
     store = Slow(clock=clock)
     leased(store, clock, 1)
-    stays = lease(store, PATHS, "stays", LeaseOptions(clock=clock))
+    stays = take(store, "stays", clock)
     others: list[Leased] = []
     store.behind = lambda: (leased(store, clock, 4), others.append(stays.__enter__()))
     with pytest.raises(ConflictError, match="leased by"):
-        lease(store, PATHS, "slow", LeaseOptions(clock=clock)).__enter__()
+        take(store, "slow", clock).__enter__()
     others[0].put(SOMETHING, b"1")
     assert others[0].lease.token == 6
 
@@ -511,14 +510,14 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int, clock
 
     store = Stuck(clock=clock)
     with pytest.raises(ConflictError, match="could not be renewed"):
-        lease(store, PATHS, "slow", LeaseOptions(clock=clock)).__enter__()
+        take(store, "slow", clock).__enter__()
     assert store.head(PATHS.leases / "newest.json") is None
 
 
-def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
-    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
+def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too(
+    clock: Clock, store: MemoryStore
+) -> None:
+    dead = take(store, "dead", clock)
     holder = dead.__enter__()
     elsewhere = Leased.__new__(Leased)
     elsewhere.__dict__.update(holder.__getstate__())
@@ -530,13 +529,13 @@ def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too() -> None
         elsewhere.put(SOMETHING, b"2")
 
 
-def test_leases_of_releases_that_did_not_name_the_newest_go_on() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_leases_of_releases_that_did_not_name_the_newest_go_on(
+    clock: Clock, store: MemoryStore
+) -> None:
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "newest.json"])
     assert newest_token(store, PATHS.leases) == 3
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+    with take(store, "next", clock) as held:
         assert held.lease.token == 4
 
 
@@ -546,7 +545,7 @@ def test_a_number_that_cannot_be_read_is_refused(found: bytes) -> None:
     store = MemoryStore(clock=clock)
     store.put(PATHS.leases / "newest.json", found)
     with pytest.raises(FormatError) as error:
-        lease(store, PATHS, "one", LeaseOptions(clock=clock)).__enter__()
+        take(store, "one", clock).__enter__()
     assert "leases/newest.json" in str(error.value)
 
 
@@ -585,9 +584,9 @@ def test_no_clock_but_the_store_s_says_when_a_lease_expires(off: float, whose: s
         clock.seconds += seconds
         wrong.seconds += seconds
         with pytest.raises(ConflictError, match="leased by"):
-            lease(store, PATHS, "next", LeaseOptions(clock=second)).__enter__()
+            take(store, "next", clock=second).__enter__()
     clock.seconds += 0.1
-    with lease(store, PATHS, "next", LeaseOptions(clock=second)) as held:
+    with take(store, "next", clock=second) as held:
         assert held.lease.token == 2
 
 
@@ -613,9 +612,9 @@ def test_a_lease_is_counted_by_a_clock_that_nobody_sets(monkeypatch: pytest.Monk
         held.put(SOMETHING, b"1")
 
 
-def test_waiting_ends_when_the_lease_of_a_dead_process_expires() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_waiting_ends_when_the_lease_of_a_dead_process_expires(
+    clock: Clock, store: MemoryStore
+) -> None:
     died(store, PATHS, "dead", clock=clock)
     began = clock.seconds
 
@@ -623,13 +622,9 @@ def test_waiting_ends_when_the_lease_of_a_dead_process_expires() -> None:
         clock.seconds += seconds
 
     with pytest.raises(ConflictError):
-        lease(
-            store, PATHS, "hasty", LeaseOptions(clock=clock, wait_seconds=20, sleep=sleep)
-        ).__enter__()
+        take(store, "hasty", clock, wait_seconds=20, sleep=sleep).__enter__()
     assert clock.seconds == began + 20
-    with lease(
-        store, PATHS, "next", LeaseOptions(clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep)
-    ) as held:
+    with take(store, "next", clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep) as held:
         assert 61 <= clock.seconds - began <= EXPIRED_SECONDS
         assert held.lease.token == 2
 
@@ -641,21 +636,19 @@ def test_waiting_takes_the_seconds_that_were_asked_for(wait: int, slept: list[fl
     died(store, PATHS, "dead", clock=clock)
     found: list[float] = []
     with pytest.raises(ConflictError):
-        lease(
-            store, PATHS, "hasty", LeaseOptions(clock=clock, wait_seconds=wait, sleep=found.append)
-        ).__enter__()
+        take(store, "hasty", clock, wait_seconds=wait, sleep=found.append).__enter__()
     assert found == slept
 
 
-def test_a_lease_of_another_length_is_held_against_others_so_long() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_lease_of_another_length_is_held_against_others_so_long(
+    clock: Clock, store: MemoryStore
+) -> None:
     died(store, PATHS, "long", seconds=300, clock=clock)
     clock.seconds += 300
     with pytest.raises(ConflictError, match="leased by"):
-        lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
+        take(store, "next", clock).__enter__()
     clock.seconds += 2
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as held:
+    with take(store, "next", clock) as held:
         assert held.lease.token == 2
 
 
@@ -678,7 +671,7 @@ def test_a_store_s_clock_that_was_set_back_locks_nothing(clock: Clock, store: Me
     clock.seconds -= DAY
     here = Clock()
     here.seconds += 61
-    with lease(store, PATHS, "next", LeaseOptions(clock=here)) as held:
+    with take(store, "next", clock=here) as held:
         assert held.lease.token == 2
 
 
@@ -695,17 +688,17 @@ def test_where_a_store_gives_no_times_those_of_the_records_count(clock: Clock) -
     died(store, PATHS, "dead", clock=clock)
     clock.seconds += 59
     with pytest.raises(ConflictError, match="leased by"):
-        lease(store, PATHS, "next", LeaseOptions(clock=clock)).__enter__()
+        take(store, "next", clock).__enter__()
     clock.seconds += 2
     told: list[str] = []
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock, on_event=told.append)) as held:
+    with take(store, "next", clock, on_event=told.append) as held:
         assert held.lease.token == 2
     assert "ended without releasing it; what" in told[0]
 
 
 def test_what_an_older_release_reads_is_still_written(clock: Clock, store: MemoryStore) -> None:
     """It compares `expires_at_micros` with its clock, and lets an owner take over from itself."""
-    with lease(store, PATHS, "arroyo-state gc", LeaseOptions(clock=clock)) as held:
+    with take(store, "arroyo-state gc", clock) as held:
         found = json.loads(store.read(held.lease.path))
         assert found["expires_at_micros"] == int((clock.seconds + 60) * 1e6)
         assert found["owner"] != "arroyo-state gc"
@@ -714,16 +707,16 @@ def test_what_an_older_release_reads_is_still_written(clock: Clock, store: Memor
     assert json.loads(store.read(held.lease.path))["expires_at_micros"] == 0
 
 
-def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once() -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once(
+    clock: Clock, store: MemoryStore
+) -> None:
     held = died(store, PATHS, "hangs", clock=clock)
-    with lease(store, PATHS, "breaker", LeaseOptions(clock=clock, take_over=True)) as new:
+    with take(store, "breaker", clock, take_over=True) as new:
         assert new.lease.token == 2
         assert last_released_lease(store, PATHS.leases) is None
         with pytest.raises(ConflictError, match="another process has taken it"):
             held.put(SOMETHING, b"old")
-    with lease(store, PATHS, "next", LeaseOptions(clock=clock)) as found:
+    with take(store, "next", clock) as found:
         assert found.lease.token == 3
 
 
@@ -734,7 +727,7 @@ def test_a_holder_whose_clocks_stood_still_does_not_renew_what_others_had_since(
     store = MemoryStore(clock=clock)
     held = died(store, PATHS, "slept", clock=own, seconds=0.3)
     for _ in range(4):
-        with lease(store, PATHS, "other", LeaseOptions(clock=clock, take_over=True)):
+        with take(store, "other", clock, take_over=True):
             pass
     assert store.head(successor_of(held.lease)) is None
     _put_until_refused(held)
@@ -754,11 +747,8 @@ def test_a_renewal_notices_who_has_created_the_next_lease_and_not_yet_named_it()
     store = MemoryStore(clock=clock)
     held = died(Before(store), PATHS, "slept", clock=own, seconds=0.3)
     with pytest.raises(Crash):
-        lease(
-            FaultInjecting(store, fail_at=2, crash=True),
-            PATHS,
-            "other",
-            LeaseOptions(clock=clock, take_over=True),
+        take(
+            FaultInjecting(store, fail_at=2, crash=True), "other", clock, take_over=True
         ).__enter__()
     assert store.head(successor_of(held.lease)) is not None
     assert newest_token(Hiding(store, lambda path: "/leases/" in path), PATHS.leases) == 1
@@ -843,7 +833,7 @@ def test_a_wait_and_a_take_over_are_told_once_each(clock: Clock, store: MemorySt
     def sleep(seconds: float) -> None:
         clock.seconds += seconds
 
-    dead = lease(store, PATHS, "dead", LeaseOptions(clock=clock))
+    dead = take(store, "dead", clock)
     dead.__enter__()
     options = LeaseOptions(
         clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep, on_event=told.append
@@ -855,7 +845,7 @@ def test_a_wait_and_a_take_over_are_told_once_each(clock: Clock, store: MemorySt
     assert told[0].startswith("waiting up to 65 s: the job is leased by ")
     assert told[1].startswith("took over the lease of ")
     assert "ended without releasing it, and renewed it last at 00:16:40Z; what" in told[1]
-    with lease(store, PATHS, "third", LeaseOptions(clock=clock, on_event=told.append)) as held:
+    with take(store, "third", clock, on_event=told.append) as held:
         assert held.took_over is None
     assert len(told) == 2
 
@@ -870,10 +860,10 @@ def test_operations_hand_their_options_on_to_the_lease() -> None:
 
 def test_a_refusal_names_host_pid_and_time(clock: Clock, store: MemoryStore) -> None:
     with (
-        lease(store, PATHS, "one", LeaseOptions(clock=clock)),
+        take(store, "one", clock),
         pytest.raises(LeaseHeldError) as error,
     ):
-        lease(store, PATHS, "two", LeaseOptions(clock=clock)).__enter__()
+        take(store, "two", clock).__enter__()
     facts = error.value.facts
     assert (facts["host"], facts["pid"]) == (platform.node(), os.getpid())
     assert facts["until"] == "00:17:41Z"
