@@ -1,5 +1,5 @@
-"""The demo: the flights job on Spark, killed half way, started again, stopped, finished, proved;
-seen, compacted while it runs, and expired through Dagster; and states built by two dataflows.
+"""The demo: the flights job on Spark, killed half way, started again, finished, proved; seen,
+compacted while it runs, and expired through Dagster; and states built by two dataflows.
 
     make demo                                           on Spark
     python examples/flights/demo.py --in-process        without
@@ -43,12 +43,11 @@ FOLDER = PROJECT / ".demo" / "flights"
 ARROYO_STATE = (str(Path(sys.executable).with_name("arroyo-state")),)
 PARALLELISM = 2
 ROWS_PER_EPOCH = 12_288
-SECONDS_BETWEEN_EPOCHS = 1.5  # of run 2, so that it still goes on when its files are merged
+SECONDS_BETWEEN_EPOCHS = 0.6  # of run 2, so that it still goes on when its files are merged
 KEPT_EPOCHS = 2
 STALLED_SECONDS = 120
-STOPPED_SECONDS = 60
 LOG_LINES = 15
-STEPS = 7
+STEPS = 6
 NEEDED_BYTES = 200_000_000
 
 
@@ -96,7 +95,7 @@ class Job:
 
     def start(self, number: int, seconds_between_epochs: float = 0.0) -> Run:
         """Start the job in a process of its own."""
-        how = [*self._url, "--interval", str(seconds_between_epochs)]
+        how = ["--url", self.url, "--interval", str(seconds_between_epochs)]
         where = ["--spark"] if self.spark else []
         return Run(
             [*ARROYO_STATE, "run", "examples/flights/pipeline.py:pipeline", *how, *where],
@@ -107,21 +106,6 @@ class Job:
             },
             FOLDER / f"run-{number}.log",
         )
-
-    def stop(self) -> None:
-        """Ask the job to stop with a checkpoint.
-
-        Raises:
-            DemoError: the command failed.
-        """
-        command = [*ARROYO_STATE, "stop", str(JOB.root), *self._url]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise DemoError(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-
-    @property
-    def _url(self) -> list[str]:
-        return ["--url", self.url]
 
 
 class Run:
@@ -284,19 +268,17 @@ class Kept:
 
 
 class Story:
-    """Three runs of one job, one after the other, and what Dagster does meanwhile."""
+    """Two runs of one job, one after the other, and what Dagster does meanwhile."""
 
     def __init__(self, job: Job, show: Show) -> None:
         self.accounts: list[Account] = []
         self._job = job
         self._show = show
-        self._upkeep = Upkeep(
-            job.url, spark=job.spark, home=FOLDER / "dagster", log=FOLDER / "maintenance.log"
-        )
+        self._upkeep = Upkeep(job.url, home=FOLDER / "dagster")
         self._poll_seconds = 0.1 if job.spark else 0.02
 
     def play(self) -> None:
-        """Run the job to its end, with a kill and a stop on the way.
+        """Run the job to its end, with a kill on the way.
 
         Raises:
             DemoError: a run did not do what it was to do.
@@ -309,20 +291,12 @@ class Story:
             self._account("killed (SIGKILL)")
         self._show.say(f"  Dagster's sensor: {self._upkeep.tick()}.")
         self._show.step(
-            "A restart: continue from the newest epoch, compact meanwhile, stop with a checkpoint."
+            "A restart: continue from the newest epoch to the end, and be compacted meanwhile."
         )
-        with self._run(2, "run 2, compacted meanwhile, then stopped with a checkpoint") as run:
-            self._upkeep.start()
+        with self._run(2, "run 2, compacted meanwhile, to the end") as run:
             self._until(run, self._job.epoch() + 1)
             self._compact_meanwhile(run)
-            self._until(run, self._job.epoch() + 1)
-            self._job.stop()
-            self._until_end(run, STOPPED_SECONDS)
-            self._check_stopped()
-            self._account("stopped (then_stop)")
-        self._show.step("A second restart: continue to the end of the flights.")
-        with self._run(3, "run 3, to the end") as run:
-            self._until_end(run, STALLED_SECONDS)
+            self._until_end(run)
             self._check_exhausted()
             self._account("read everything")
 
@@ -349,10 +323,9 @@ class Story:
 
     def build_states(self, states: States) -> list[Shown]:
         """Let two dataflows build their states, and Dagster see them. Returns what it shows."""
-        how = "on Spark" if self._job.spark else "in process"
         self._show.step(
             f"States declared in YAML (SDF): count words, and {states.month.num_rows:,} flights by "
-            f"carrier and hour {how}."
+            "carrier and hour in process."
         )
         states.run()
         self._show.say(f"  {states.prove()}")
@@ -405,26 +378,19 @@ class Story:
             time.sleep(self._poll_seconds)
         self._show.epoch(now)
 
-    def _until_end(self, run: Run, patience_seconds: float) -> None:
+    def _until_end(self, run: Run) -> None:
         """Wait until the process ends by itself."""
-        waiting = _Patience(patience_seconds)
+        waiting = _Patience(STALLED_SECONDS)
         while run.running:
             now = self._job.epoch()
             self._show.epoch(now)
             if waiting.is_over(now):
                 raise DemoError(
-                    f"neither an epoch after {now} nor an end within {patience_seconds:.0f} "
+                    f"neither an epoch after {now} nor an end within {STALLED_SECONDS} "
                     f"seconds.\n{run.last_words()}"
                 )
             time.sleep(self._poll_seconds)
         run.check_ended_well()
-
-    def _check_stopped(self) -> None:
-        progress = self._job.newest().progress
-        if progress is None or not progress.final:
-            raise DemoError("the job stopped without a last checkpoint (then_stop)")
-        if progress.exhausted:
-            raise DemoError("the job had read everything before the request to stop arrived")
 
     def _check_exhausted(self) -> None:
         progress = self._job.newest().progress
@@ -478,9 +444,11 @@ def _table(accounts: list[Account], proof: Proof, seconds: float) -> Table:
         table.add_column(name, justify="left" if name == "run" else "right")
     table.add_column("how it ended")
     for number, account in enumerate(accounts, start=1):
-        table.add_row(str(number), *_cells(account), account.ended, end_section=number == 3)
+        table.add_row(
+            str(number), *_cells(account), account.ended, end_section=number == len(accounts)
+        )
     whole = Account(
-        ended=f"{len(accounts) - 1} restarts, and proof",
+        ended="a restart, and proof",
         epochs=proof.epoch,
         rows=sum(account.rows for account in accounts),
         files=sum(account.files for account in accounts),
@@ -560,7 +528,7 @@ def demo(console: Console, *, spark: bool) -> None:
     show.say(
         f"A year of New York flights, {flights.num_rows:,} rows, in about {job.epochs} epochs "
         f"{'on Spark' if spark else 'in process'}, parallelism {PARALLELISM}; {STEPS} steps, "
-        f"about {'two minutes' if spark else 'half a minute'}; folder {_shown(FOLDER)}."
+        f"about {'a minute and a half' if spark else 'half a minute'}; folder {_shown(FOLDER)}."
     )
     story = Story(job, show)
     with show.bar():
@@ -573,7 +541,7 @@ def demo(console: Console, *, spark: bool) -> None:
         show.step("Proof again: what a restore loads now still equals the group-by.")
         again = prove(job.url, job.output, flights)
         _say(show, again)
-        shown = story.build_states(States(job.url, FOLDER, flights, spark=spark))
+        shown = story.build_states(States(job.url, FOLDER, flights))
     console.print()
     console.print(_table(story.accounts, proof, time.monotonic() - started))
     console.print(_kept_table(steps))

@@ -50,10 +50,9 @@ class States:
         folder: for what they read and put out.
     """
 
-    def __init__(self, url: str, folder: Path, flights: pa.Table, *, spark: bool) -> None:
+    def __init__(self, url: str, folder: Path, flights: pa.Table) -> None:
         self._url = url
         self._folder = folder
-        self._spark = spark
         times = flights.column("scheduled")
         first = pc.min(times)
         end = pa.scalar(first.as_py().replace(month=2, day=1, hour=0, minute=0), times.type)
@@ -67,14 +66,14 @@ class States:
         """
         month = self._folder / "month.parquet"
         pq.write_table(self.month, month)
-        self._run(WORDS, ["--sink", f"answers=jsonl:{self._folder / 'answers.jsonl'}"], spark=False)
+        self._run(WORDS, ["--sink", f"answers=jsonl:{self._folder / 'answers.jsonl'}"])
         given = [f"flights=parquet:{month}?rows_per_epoch=16384"]
         sinks = ["busiest", "reports", "alarms"]
         bound = [f"{topic}=jsonl:{self._folder / topic}/" for topic in sinks]
         options = [*_each("--source", given), *_each("--sink", bound), "--parallelism", "2"]
-        self._run(FLIGHTS, [*options, "--flush-open"], spark=self._spark)
+        self._run(FLIGHTS, [*options, "--flush-open"])
 
-    def _run(self, file: Path, options: Sequence[str], *, spark: bool) -> None:
+    def _run(self, file: Path, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "arroyo_dagster.cli", "sdf", "run", str(file)]
         command += [
             "--bindings",
@@ -83,10 +82,7 @@ class States:
             self._url,
             *options,
         ]
-        where = ["--spark", "master=local[2]"] if spark else []
-        done = subprocess.run(
-            [*command, *where], cwd=PROJECT, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ArroyoStateError(
                 f"a dataflow ended with exit code {done.returncode}:\n{done.stderr[-2000:]}",

@@ -1,13 +1,14 @@
 """What Dagster does for the flights job: sees its epochs, compacts its files, expires old epochs.
 
-The same assets, checks and sensor as in the UI, on an instance of its own, run in this process.
+The same assets, checks and sensor as in the UI, on an instance of its own, run in this process:
+for state of this size a session of Spark would take longer than the work.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,22 @@ from verify import JOB
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.orchestration.check_results import last_results
 from arroyo_dagster.orchestration.definitions import ArroyoOptions, build_arroyo_definitions
-from arroyo_dagster.orchestration.resources import SparkSessionResource
 from arroyo_dagster.orchestration.runners import InProcessRunner
-from arroyo_dagster.spark.session import get_session
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 PIPELINE = str(JOB.root)
-SPARK_MASTER = "local[2]"
 
 
 class Upkeep:
     """The assets of the flights job, on an instance in `home`."""
 
-    def __init__(self, url: str, *, spark: bool, home: Path, log: Path) -> None:
+    def __init__(self, url: str, *, home: Path) -> None:
+        logging.disable(logging.INFO)  # the demo says what the sensor logs
         os.environ["DAGSTER_HOME"] = str(dagster_home(home))
         self._url = url
-        self._options = ArroyoOptions(
-            spark=SparkSessionResource(master=SPARK_MASTER),
-            runner=None if spark else InProcessRunner(),
-            dataflows=DATAFLOWS,
-        )
+        self._options = ArroyoOptions(runner=InProcessRunner(), dataflows=DATAFLOWS)
         self._instance = dg.DagsterInstance.get()
         self._cursor: str | None = None
-        self._spark = spark
-        self._log = log
-
-    def start(self) -> None:
-        """Start Spark in this process, for all that follows; each run would start its own."""
-        if self._spark:
-            with _stderr_to(self._log):
-                get_session(SPARK_MASTER)
 
     def tick(self) -> str:
         """Load the definitions, and let the sensor report once. Returns what it says."""
@@ -125,19 +112,6 @@ class Upkeep:
         for event in result.get_asset_materialization_events():
             shown |= {name: one.value for name, one in event.materialization.metadata.items()}
         return shown
-
-
-@contextlib.contextmanager
-def _stderr_to(log: Path) -> Iterator[None]:
-    """Send what the JVM that is started here prints to a file, for as long as it lives."""
-    before = os.dup(2)
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
 
 
 def _reason(result: dg.ExecuteInProcessResult) -> str:
