@@ -11,7 +11,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
 from arroyo_dagster.optional_packages import explained_imports
 from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
-from arroyo_dagster.state.runtime.lake_table import (
+from arroyo_dagster.state.operations.export.lake_table import (
     AddedFile,
     CommitToken,
     LakeTable,
