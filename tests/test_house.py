@@ -32,20 +32,20 @@ MOST_LINES = {
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_056,
+    "spark": 7_057,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_267,
     "state.model": 6_213,
     "state.operations": 29_894,
     "state.planning": 11_568,
-    "state.runtime": 2_991,
+    "state.runtime": 2_975,
     "state.storage": 6_047,
-    "state.tables": 10_089,
+    "state.tables": 10_117,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_993
+MOST_LINES_OF_TESTS = 91_994
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

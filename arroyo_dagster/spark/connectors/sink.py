@@ -16,9 +16,10 @@ from arroyo_dagster.spark.jobs import failure_reason
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, parse_staged_subtask
-from arroyo_dagster.state.runtime.connectors import FolderSink, staged_paths
+from arroyo_dagster.state.runtime.connectors import FolderSink
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.managed import staged_paths
 from arroyo_dagster.state.tables.table import TaskInfo
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from arroyo_dagster.errors import (
     ProtocolError,
     StorageError,
 )
-from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.codec.plain import plain_rows
 from arroyo_dagster.state.model.checkpoints import CONTENT
@@ -33,6 +32,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.managed import STAGED_FILES, staged_paths
 from arroyo_dagster.state.tables.table import TaskInfo
 
 PRE_COMMIT = TableName("p")
@@ -238,9 +238,6 @@ class ParquetReplay(RowSource):
                     yield from rows.replace_schema_metadata(None).cast(self.schema).to_batches()
 
 
-_STAGED = codec_for(list[str])
-
-
 class BufferingSink(Sink):
     """Buffers rows until the barrier."""
 
@@ -323,7 +320,7 @@ class FolderSink(BufferingSink):
         job = "" if self.in_job else f"{task.pipeline or '-'}/{task.job}/"
         staged = StatePath(f"{self.folder(task)}{STAGING}/{job}{task.operator}/{name}")
         self._store.put(staged, self.encode(pa.Table.from_batches(batches)))
-        ctx.table_manager.insert_committing_data(self.pre_commit, _STAGED.encode([staged]))
+        ctx.table_manager.insert_committing_data(self.pre_commit, STAGED_FILES.encode([staged]))
 
     def commit(self, epoch: Epoch, data: Mapping[TableName, Mapping[int, bytes]]) -> None:
         """Move the staged files of an epoch to their final place.
@@ -342,11 +339,6 @@ class FolderSink(BufferingSink):
         if written is not None:
             self._has_committed = True
             remove_left_staged(store, written, epoch, parse_staged_name)
-
-
-def staged_paths(commit_data: Mapping[int, bytes]) -> list[StatePath]:
-    """Return the files that a `FolderSink` staged in an epoch, from all subtasks' commit data."""
-    return [StatePath(path) for data in commit_data.values() for path in _STAGED.decode(data)]
 
 
 class ParquetSink(FolderSink):

@@ -9,22 +9,14 @@ from dataclasses import dataclass
 from arroyo_dagster.state.model.checkpoints import OFFSETS, OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import TableName, WorkerGeneration
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.model.types import U32, U64
+from arroyo_dagster.state.model.types import U32
 from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
+from arroyo_dagster.state.tables.managed import WATERMARKS, SourceWatermark
 from arroyo_dagster.state.tables.manager import TableManager, WriteSubtaskMetadata
 from arroyo_dagster.state.tables.messages import Compaction
-
-WATERMARKS = "watermark"
-
-
-@dataclass(frozen=True, slots=True)
-class SourceWatermark:
-    """The value of a source's table `watermark`, for key 0."""
-
-    watermark_micros: U64
 
 
 def source_tables() -> dict[TableName, TableConfig]:

@@ -11,6 +11,7 @@ from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state import Epoch, MemoryStore, ObjectStore, ParquetSink, StatePath, TableName
 from arroyo_dagster.state.runtime import connectors
 from arroyo_dagster.state.runtime.connectors import PRE_COMMIT
+from arroyo_dagster.state.tables.managed import STAGED_FILES
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.stores import Counting
 
@@ -18,7 +19,7 @@ SUBTASKS = 5
 NAMES = [f"0000007-{subtask:03}-{subtask:016x}.parquet" for subtask in range(SUBTASKS)]
 DATA = {
     TableName(PRE_COMMIT): {
-        subtask: connectors._STAGED.encode([f"_staging/p/j/sink/{name}"])
+        subtask: STAGED_FILES.encode([f"_staging/p/j/sink/{name}"])
         for subtask, name in enumerate(NAMES)
     }
 }
