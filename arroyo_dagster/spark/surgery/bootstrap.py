@@ -35,8 +35,8 @@ from arroyo_dagster.state.operations.surgery.computed_rows import (
     TableTarget,
 )
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
-from arroyo_dagster.state.runtime.loading import call_function
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.user_modules import call_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
