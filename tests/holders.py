@@ -20,7 +20,7 @@ from arroyo_dagster.spark.holders import slot as slots
 from arroyo_dagster.spark.holders.messages import Meeting, Placed, Secret
 from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
-from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.pipeline import Placement
 from arroyo_dagster.spark.worker import run_level
 from arroyo_dagster.state import ObjectStore, Pipeline

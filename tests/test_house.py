@@ -32,7 +32,7 @@ MOST_LINES = {
     "orchestration": 9_914,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_057,
+    "spark": 7_062,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_267,

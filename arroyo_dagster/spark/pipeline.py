@@ -23,7 +23,8 @@ from arroyo_dagster.spark.connectors.columns import struct_type
 from arroyo_dagster.spark.holders.messages import HolderAddress, Meeting, Placed, Secret
 from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
 from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
-from arroyo_dagster.spark.packing import PackedPipeline, pickled
+from arroyo_dagster.spark.packed_pipeline import PackedPipeline
+from arroyo_dagster.spark.packing import pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT

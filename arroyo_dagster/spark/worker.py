@@ -25,7 +25,7 @@ from arroyo_dagster.spark.holders.messages import (
 )
 from arroyo_dagster.spark.holders.slot import own_slot, start_early
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, failure
-from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.runtime.exchange import (
     ExchangeChunk,

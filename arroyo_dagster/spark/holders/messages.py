@@ -15,7 +15,7 @@ import traceback
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
-from arroyo_dagster.errors import ArroyoStateError, StorageError
+from arroyo_dagster.errors import ArroyoStateError
 
 SILENCE_SECONDS = 300.0
 """User code that blocks all threads of its process for longer, in one call into C, is ended."""
@@ -112,17 +112,6 @@ class RemoteFailure:
             return pickle.dumps(self)
         except Exception:
             return pickle.dumps(replace(self, error=None))
-
-
-ENDED_STEP = (
-    "a function that calls `os._exit`, a native library that crashes, or a lack of memory "
-    "(signal 9) ends a process: correct the function, or give the workers more memory; nothing of "
-    "the epoch was published"
-)
-
-
-class WorkerEndedError(StorageError):
-    """The process that held a subtask ended while it ran a function of the user."""
 
 
 class RemoteTraceback(Exception):

@@ -35,7 +35,6 @@ from arroyo_dagster.spark.holders.messages import (
     ALIVE,
     CHUNKS,
     DONE,
-    ENDED_STEP,
     ERROR,
     ROWS,
     STEP,
@@ -46,7 +45,6 @@ from arroyo_dagster.spark.holders.messages import (
     RemoteFailure,
     Secret,
     Work,
-    WorkerEndedError,
     bound_loss,
     can_listen,
     listen_here,
@@ -54,6 +52,7 @@ from arroyo_dagster.spark.holders.messages import (
     welcome,
 )
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
+from arroyo_dagster.spark.jobs import ENDED_STEP, WorkerEndedError
 from arroyo_dagster.user_modules import step_listener
 
 _STARTS = 2

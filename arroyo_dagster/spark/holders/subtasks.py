@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.chunks import FAILURE, REPORT
-from arroyo_dagster.spark.packing import PackedPipeline
+from arroyo_dagster.spark.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId
