@@ -39,9 +39,9 @@ MOST_LINES = {
     "state.model": 6_213,
     "state.operations": 29_894,
     "state.planning": 11_568,
-    "state.runtime": 2_869,
+    "state.runtime": 2_875,
     "state.storage": 6_047,
-    "state.tables": 10_117,
+    "state.tables": 10_151,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 

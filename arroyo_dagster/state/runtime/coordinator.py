@@ -46,7 +46,7 @@ from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
-from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition, is_by_clock
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
@@ -378,7 +378,7 @@ def _keyed_clock_micros(base: Checkpoint | None) -> int:
         for name, files in operator.tables.items()
         if isinstance(files, ExpiringTimeKeyFiles)
         and name in operator.configs
-        and KeyedDefinition.of(operator.configs[name]) is not None
+        and KeyedForm.of(operator.configs[name]) is not None
         for file in files.files
     )
     return max(keyed, default=0)
@@ -392,7 +392,7 @@ def _may_have_alarms(pipeline: Pipeline, base: Checkpoint | None) -> bool:
         else set()
     )
     return any(
-        (operator, name) in listed and is_by_clock(config)
+        (operator, name) in listed and KeyedForm.of(config) is KeyedForm.PROCESSING_TIMERS
         for operator, node in pipeline.operators.items()
         for name, config in registered(node.operator).items()
     )

@@ -25,6 +25,7 @@ from arroyo_dagster.state.runtime.exchange import (
 from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, registered
 from arroyo_dagster.state.runtime.pipeline import OperatorNode, Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.messages import Compaction
 from arroyo_dagster.state.tables.table import TaskInfo
@@ -111,6 +112,11 @@ class OperatorSubtask:
             plan.base.get(node.operator_id),
             base_epoch=plan.base_epoch,
         )
+        self._timers = [
+            name
+            for name, config in self._manager.configs.items()
+            if (form := KeyedForm.of(config)) is not None and form.is_timers
+        ]
         self._ctx = OperatorContext(task, self._manager)
         self._operator = self._begin()
 
@@ -163,7 +169,7 @@ class OperatorSubtask:
 
     def _fire_timers(self, watermark_micros: int | None, collector: Collector) -> None:
         """Call the operator with the timers that are due, until none is."""
-        tables = self._manager.all_timers()
+        tables = {name: self._ctx.timers(name) for name in self._timers}
         for _ in range(_MAX_TIMER_CALLS):
             fired = False
             for name, timers in tables.items():
@@ -187,7 +193,7 @@ class OperatorSubtask:
         done = self._manager.checkpoint(plan.epoch, plan.min_epoch, reached, plan.then_stop)
         if plan.then_stop:
             self._operator.on_close(self._ctx)
-        alarms = [timers.next_alarm_micros() for timers in self._manager.all_timers().values()]
+        alarms = [self._ctx.timers(name).next_alarm_micros() for name in self._timers]
         times = [alarm for alarm in alarms if alarm is not None]
         return replace(
             done,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import enum
 import json
 import typing
 from collections.abc import Sequence
@@ -25,12 +24,12 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.keyed.cells import can_be_key, column_of
+from arroyo_dagster.state.tables.keyed_forms import KEYED_FORM, KeyedForm
 
 ColumnTypes: TypeAlias = Any
 """A Python type (`str`, `int`, `float`, `bool`, `bytes`), an Arrow type, or an Arrow schema."""
 
 POSITION, MAP_KEY, KEY, VALUE, TIME = "position", "map_key", "key", "value", "at"
-_FORM = f"{NOTE_PREFIX}keyed_form"
 _KEYS = f"{NOTE_PREFIX}keyed_columns"
 _TTL = f"{NOTE_PREFIX}ttl_micros"
 _NEVER_MICROS = 1 << 60
@@ -43,30 +42,6 @@ _PYTHON: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     bytes: pa.binary(),
 }
-
-
-class KeyedForm(enum.Enum):
-    """What the rows of a keyed table are."""
-
-    VALUE = "value"
-    """One row for each key."""
-
-    LIST = "list"
-    """One row for each item of each key."""
-
-    MAP = "map"
-    """One row for each entry of each key."""
-
-    EVENT_TIMERS = "event-time timers"
-    """One row for each timer; they fire by the watermark."""
-
-    PROCESSING_TIMERS = "processing-time timers"
-    """One row for each timer; they fire by the engine's clock."""
-
-    @property
-    def is_timers(self) -> bool:
-        """Whether the rows are timers."""
-        return self in (KeyedForm.EVENT_TIMERS, KeyedForm.PROCESSING_TIMERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +68,11 @@ class KeyedDefinition:
         return (*self.entry, *self.keys) if self.form.is_timers else (*self.keys, *self.entry)
 
     @classmethod
-    def of(cls, config: TableConfig) -> KeyedDefinition | None:
-        """Return the meaning of a table's columns; None if it does not hold keyed state."""
-        stored = config.config
-        if not isinstance(stored, ExpiringTimeKeyConfig):
-            return None
-        notes = json.loads(stored.schema.arrow_schema).get("metadata") or {}
-        if _FORM not in notes:
-            return None
+    def of(cls, stored: ExpiringTimeKeyConfig) -> KeyedDefinition:
+        """Return the meaning of the columns of a table that holds keyed state."""
+        notes = json.loads(stored.schema.arrow_schema)["metadata"]
         fields = list(memory_schema(stored))[:-1]
-        form, count = KeyedForm(notes[_FORM]), int(notes[_KEYS])
+        form, count = KeyedForm(notes[KEYED_FORM]), int(notes[_KEYS])
         first = len(stored.schema.key_indices or ()) - count if form.is_timers else 0
         keys = tuple(fields[first : first + count])
         identity = fields[: len(stored.schema.key_indices or ())]
@@ -115,12 +85,6 @@ class KeyedDefinition:
             ),
             ttl_micros=parse_number(notes.get(_TTL, "")),
         )
-
-
-def is_by_clock(config: TableConfig) -> bool:
-    """Whether a table holds timers that fire by the engine's clock."""
-    definition = KeyedDefinition.of(config)
-    return definition is not None and definition.form is KeyedForm.PROCESSING_TIMERS
 
 
 def keyed_state(
@@ -208,7 +172,7 @@ def _config(
             table=name,
             columns=names,
         )
-    notes = {_FORM: form.value, _KEYS: str(len(keys)), **notes}
+    notes = {KEYED_FORM: form.value, _KEYS: str(len(keys)), **notes}
     time = pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, nullable=False)
     return timestamp_table_config(
         name,

@@ -19,10 +19,13 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.tables.keyed.cells import Slots, grown
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.keyed.view import Given, KeyedView, arrays_of, joined
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 
 
 class ValueState(KeyedView):
     """One value for each key that is routed to this subtask."""
+
+    forms = frozenset({KeyedForm.VALUE})
 
     def __len__(self) -> int:
         return self._live
@@ -139,6 +142,8 @@ class OwnedRows(KeyedView):
 class ListState(OwnedRows):
     """A list for each key that is routed to this subtask. An item costs one row, where it is."""
 
+    forms = frozenset({KeyedForm.LIST})
+
     def _ends(self, columns: Sequence[pa.Array]) -> Slots | None:
         positions: Slots = columns[-1].to_numpy()
         return positions + 1
@@ -202,6 +207,8 @@ class ListState(OwnedRows):
 
 class MapState(OwnedRows):
     """A map for each key that is routed to this subtask. An entry costs one row, where it is."""
+
+    forms = frozenset({KeyedForm.MAP})
 
     def get_many(self, keys: Given) -> pa.MapArray:
         """Return the map of each key, in order, its entries by their keys; empty where there is

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.tables.keyed.cells import Slots
-from arroyo_dagster.state.tables.keyed.definition import KeyedForm
 from arroyo_dagster.state.tables.keyed.rows import Keys
 from arroyo_dagster.state.tables.keyed.view import Given, KeyedView, arrays_of
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
 from arroyo_dagster.state.tables.messages import RecordBatch
 
@@ -29,6 +29,8 @@ class Timers(KeyedView):
     A timer fires once: in the first epoch that reaches its time. It is removed in the same epoch as
     the changes and the output that `Operator.on_timers` makes.
     """
+
+    forms = frozenset(form for form in KeyedForm if form.is_timers)
 
     def _begin(self) -> None:
         super()._begin()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
 from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
 from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
 from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 from arroyo_dagster.state.tables.messages import RecordBatch
 
@@ -43,11 +44,13 @@ class KeyedView:
 
     Attributes:
         clock_micros: the engine's clock at the epoch being written.
-        stopped: whether no further checkpoint follows, so that changes are refused.
+        forms, stopped: as of `OpenKeyedState`.
     """
 
-    def __init__(self, table: ExpiringTimeKeyTable, definition: KeyedDefinition) -> None:
-        self.definition = definition
+    forms: ClassVar[frozenset[KeyedForm]]
+
+    def __init__(self, table: ExpiringTimeKeyTable) -> None:
+        self.definition = KeyedDefinition.of(table.config)
         self.clock_micros = 0
         self.stopped = False
         self._table = table
