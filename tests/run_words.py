@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from arroyo_dagster.state import Pipeline, open_store, run_pipeline
+from arroyo_dagster.engine import Pipeline, run_pipeline
+from arroyo_dagster.state import open_store
 from tests.words import random_words, words_pipeline
 
 ROWS = 1200

@@ -26,9 +26,10 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
-    "": 1_051,
+    "": 1_058,
     "cli": 9_664,
     "dataflow": 20_644,
+    "engine": 4_932,
     "orchestration": 9_914,
     "sdf": 41,
     "sdf_testing": 139,
@@ -39,13 +40,12 @@ MOST_LINES = {
     "state.model": 6_213,
     "state.operations": 29_894,
     "state.planning": 11_568,
-    "state.runtime": 2_875,
     "state.storage": 6_047,
-    "state.tables": 10_151,
+    "state.tables": 8_100,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_994
+MOST_LINES_OF_TESTS = 91_958
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {
@@ -82,14 +82,14 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     **STATE,
     "state.tables": (LOW, ROWS),
     "state.metadata": (LOW | {"state.tables"}, ROWS),
-    "state.runtime": (LOW | {"state.tables", "state.metadata"}, ROWS),
-    "state.operations": (LOW | {"state.tables", "state.metadata", "state.runtime"}, ROWS),
+    "state.operations": (LOW | {"state.tables", "state.metadata"}, ROWS),
     "state.operations.export.delta_table": (LAKE, ROWS | {"deltalake"}),
     "state.operations.export.iceberg_table": (LAKE, ROWS | {"pyiceberg"}),
-    "dataflow": (BASE | {"state"}, ROWS | {"ruamel"}),
+    "engine": (LOW | {"state.tables", "state.metadata"}, ROWS),
+    "dataflow": (BASE | {"state", "engine"}, ROWS | {"ruamel"}),
     "sdf": ({"dataflow"}, set()),
     "sdf_testing": ({"dataflow"}, set()),
-    "spark": (BASE | {"state", "dataflow"}, {"pyspark", "py4j", "pyarrow"}),
+    "spark": (BASE | {"state", "engine", "dataflow"}, {"pyspark", "py4j", "pyarrow"}),
     "orchestration": (BASE | {"state", "dataflow", "spark"}, {"dagster", "pydantic", "pendulum"}),
     "orchestration.resources": (  # a session over Spark Connect
         BASE | {"state", "dataflow", "spark", "orchestration"},
@@ -290,7 +290,7 @@ def test_only_few_modules_read_the_environment() -> None:
         ("arroyo_dagster", {"dagster", "pyspark", "pyarrow", "polars"}),
         ("arroyo_dagster.state", {"dagster", "pyspark"}),
         ("arroyo_dagster.cli", {"dagster", "pyspark"}),
-        ("arroyo_dagster.state.runtime.coordinator", {"dagster", "pyspark", "pandas"}),
+        ("arroyo_dagster.engine.coordinator", {"dagster", "pyspark", "pandas"}),
         ("arroyo_dagster.spark.pipeline", {"dagster", "pyspark"}),
         ("definitions", {"pyspark", "pyarrow", "polars", "pandas", "fsspec", "s3fs", "obstore"}),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from arroyo_dagster.state.runtime.exchange import ExchangeChunk
+from arroyo_dagster.engine.exchange import ExchangeChunk
 
 CHUNK_SCHEMA = pa.schema(
     [

@@ -6,9 +6,9 @@ import hashlib
 import pickle
 from dataclasses import dataclass
 
+from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.packing import pickled, user_code_by_value
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 
 _REMEMBERED_PIPELINES = 64
 _PIPELINES: dict[str, Pipeline] = {}

@@ -16,6 +16,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from arroyo_dagster.engine.coordinator import JobRun, finished
+from arroyo_dagster.engine.exchange import ExchangeChunk
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import (
+    EpochReports,
+    OnEpoch,
+    PipelineRun,
+    RunOutcome,
+    SourceSplit,
+)
+from arroyo_dagster.engine.task import EpochPlan, merged_watermarks
 from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.spark.chunks import CHUNK_SCHEMA, FAILURE, PLACE, chunk_batches
 from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
@@ -40,17 +51,6 @@ from arroyo_dagster.spark.worker import (
     receiver,
 )
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
-from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.exchange import ExchangeChunk
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import (
-    EpochReports,
-    OnEpoch,
-    PipelineRun,
-    RunOutcome,
-    SourceSplit,
-)
-from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:

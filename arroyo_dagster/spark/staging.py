@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from arroyo_dagster.engine.operators import Offset, Source
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
@@ -29,7 +30,6 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.numbers import number_pattern, parse_numbered
-from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 

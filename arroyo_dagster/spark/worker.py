@@ -12,6 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.engine.exchange import (
+    ExchangeChunk,
+    every_watermark,
+    read_split,
+    source_chunks,
+)
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import SourceSplit
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.chunks import PLACE, ChunkStream, chunk_batches, decode_stream
 from arroyo_dagster.spark.holders.conversation import BlockedError, Conversation, HungError, Request
@@ -27,14 +35,6 @@ from arroyo_dagster.spark.holders.slot import own_slot, start_early
 from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, failure
 from arroyo_dagster.spark.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.workers import DiskProbe
-from arroyo_dagster.state.runtime.exchange import (
-    ExchangeChunk,
-    every_watermark,
-    read_split,
-    source_chunks,
-)
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function for `mapInArrow`."""

@@ -38,7 +38,8 @@ from arroyo_dagster.dataflow.topics.lines import Lines
 from arroyo_dagster.dataflow.topics.wiring import FileSource, wire
 from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.sql import Tables
-from arroyo_dagster.state import TableSource, open_store, run_pipeline
+from arroyo_dagster.engine import TableSource, run_pipeline
+from arroyo_dagster.state import open_store
 from tests.benchmarks.test_start_up import CALLED, processor_seconds
 from tests.dataflows import Flow, builder, definition, reader, row_of
 

@@ -23,7 +23,7 @@ from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.loading import load_pipeline
+from arroyo_dagster.engine.loading import load_pipeline
 from arroyo_dagster.state.storage import open_store
 
 given = json.loads(sys.argv[1])

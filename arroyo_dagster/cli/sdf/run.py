@@ -59,11 +59,11 @@ from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, table_text
 from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:

@@ -10,6 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from arroyo_dagster.engine.coordinator import JobRun
+from arroyo_dagster.engine.operators import Offset, Source
+from arroyo_dagster.engine.pipeline import Pipeline, SourceNode
+from arroyo_dagster.engine.pipeline_run import OnEpoch
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import register_settings
 from arroyo_dagster.spark.connectors.columns import listed_columns
@@ -25,10 +29,6 @@ from arroyo_dagster.spark.staging import (
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.operators import Offset, Source
-from arroyo_dagster.state.runtime.pipeline import Pipeline, SourceNode
-from arroyo_dagster.state.runtime.pipeline_run import OnEpoch
 from arroyo_dagster.state.storage.store import ObjectStore
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from arroyo_dagster.engine.connectors import FolderSink
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redacted_cause, register_settings
 from arroyo_dagster.spark.connectors.columns import for_spark, spark_schema, struct_type
@@ -16,7 +17,6 @@ from arroyo_dagster.spark.jobs import failure_reason
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, parse_staged_subtask
-from arroyo_dagster.state.runtime.connectors import FolderSink
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.managed import staged_paths

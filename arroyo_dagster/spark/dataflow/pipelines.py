@@ -17,16 +17,16 @@ from arroyo_dagster.dataflow.in_process import (
     run_dataflow,
 )
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
+from arroyo_dagster.engine.coordinator import finished
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import RunOutcome
+from arroyo_dagster.engine.stop_requests import request_stop
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.spark.connectors.queries import StagingQueries
 from arroyo_dagster.spark.dataflow.topics import SparkTopics, topic_offsets
 from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.runtime.coordinator import finished
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
-from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:

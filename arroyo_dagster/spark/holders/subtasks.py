@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from arroyo_dagster.engine.exchange import ExchangeChunk, arrived
+from arroyo_dagster.engine.task import EpochPlan, LevelTask
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.spark.chunks import FAILURE, REPORT
 from arroyo_dagster.spark.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId
-from arroyo_dagster.state.runtime.exchange import ExchangeChunk, arrived
-from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask
 from arroyo_dagster.state.storage.store import ObjectStore
 
 

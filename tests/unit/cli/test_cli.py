@@ -244,8 +244,8 @@ MODULE = """
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.jobs import word_job
 from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import RunOutcome
 
 PIPELINE = word_job(MemoryStore(), rows=12, sinks=0)
 NUMBER = 3

@@ -19,24 +19,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import (
+    Collector,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+    run_pipeline,
+)
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.holders.conversation import Conversation
 from arroyo_dagster.spark.holders.messages import Channel, Meeting, Secret, connect
 from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.holders.subtasks import LevelWork
 from arroyo_dagster.spark.worker import run_level
-from arroyo_dagster.state import (
-    Collector,
-    ObjectStore,
-    Operator,
-    OperatorContext,
-    Pipeline,
-    TableConfig,
-    TableSource,
-    global_table_config,
-    open_store,
-    run_pipeline,
-)
+from arroyo_dagster.state import ObjectStore, TableConfig, global_table_config, open_store
 from tests.holders import (
     HeldRun,
     Workers,

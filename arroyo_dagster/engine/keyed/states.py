@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.engine.keyed.cells import Slots, grown
+from arroyo_dagster.engine.keyed.rows import KeyedRows, Keys
+from arroyo_dagster.engine.keyed.view import Given, KeyedView, arrays_of, joined
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.tables.keyed.cells import Slots, grown
-from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
-from arroyo_dagster.state.tables.keyed.view import Given, KeyedView, arrays_of, joined
 from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 
 

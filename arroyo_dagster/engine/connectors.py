@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from arroyo_dagster.engine.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.errors import (
     FormatError,
     InputError,
@@ -27,7 +28,6 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import STAGING, parse_staged_name, staged_name
 from arroyo_dagster.state.model.objects import BATCH
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.operators import Collector, Offset, OperatorContext, Sink, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore

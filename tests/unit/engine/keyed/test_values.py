@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import ListState, MapState, Timers, ValueState, keyed_state
+from arroyo_dagster.engine.keyed import cells
+from arroyo_dagster.engine.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state import DeleteTimeKey, ListState, MapState, Timers, ValueState, keyed_state
-from arroyo_dagster.state.tables.keyed import cells
-from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
+from arroyo_dagster.state import DeleteTimeKey
 from arroyo_dagster.state.tables.live_rows import StoredRows
 from tests.formats import INSERT, encode_operation
 from tests.keyed_subtasks import Subtasks

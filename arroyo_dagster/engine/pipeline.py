@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from arroyo_dagster.engine.operators import Operator, Sink, Source, registered
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, without_views
 from arroyo_dagster.state.model.ids import JobId, OperatorId, PipelineId, checked_name
 from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
-from arroyo_dagster.state.runtime.operators import Operator, Sink, Source, registered
 
 EpochCheck = Callable[[bool, Mapping[OperatorId, Sequence[Any]]], None]
 """Called before an epoch is published, with whether it is the last of its run, and what

@@ -6,6 +6,9 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from arroyo_dagster.engine.operators import registered
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.source_state import source_tables
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
@@ -18,9 +21,6 @@ from arroyo_dagster.state.metadata.own_records import check_records
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.planning.restore.claims import Claims
-from arroyo_dagster.state.runtime.operators import registered
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.source_state import source_tables
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.registration import check_tables
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import FormatError, InputError
-from arroyo_dagster.state import OperatorId, Pipeline, TableSource
-from arroyo_dagster.state.runtime.exchange import (
+from arroyo_dagster.engine import Pipeline, TableSource
+from arroyo_dagster.engine.exchange import (
     CHUNK_ROWS,
     WATERMARK,
     latest_micros,
@@ -15,8 +14,10 @@ from arroyo_dagster.state.runtime.exchange import (
     rechunk,
     source_chunks,
 )
-from arroyo_dagster.state.runtime.pipeline import Edge
-from arroyo_dagster.state.runtime.task import advanced, watermark_of
+from arroyo_dagster.engine.pipeline import Edge
+from arroyo_dagster.engine.task import advanced, watermark_of
+from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.state import OperatorId
 from tests.jobs import CountWords, KeepWords, words
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.engine.pipeline import Edge, OperatorNode, Pipeline, SourceNode
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, plain_rows_of
-from arroyo_dagster.state.runtime.pipeline import Edge, OperatorNode, Pipeline, SourceNode
 
 CHUNK_ROWS = 65_536
 """The maximum number of rows in one call of `process_batch`; the same in every runtime."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from arroyo_dagster.engine.coordinator import JobRun
+from arroyo_dagster.engine.operators import Offset
+from arroyo_dagster.engine.task import EpochPlan
 from arroyo_dagster.state.model.checkpoints import Checkpoint, RunProgress, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.operators import Offset
-from arroyo_dagster.state.runtime.task import EpochPlan
 
 OnEpoch = Callable[[Checkpoint], None]
 

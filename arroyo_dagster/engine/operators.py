@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from arroyo_dagster.engine.keyed.states import ListState, MapState, ValueState
+from arroyo_dagster.engine.keyed.timers import Timers
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
-from arroyo_dagster.state.tables.keyed.timers import Timers
 from arroyo_dagster.state.tables.manager import TableManager
 from arroyo_dagster.state.tables.table import TaskInfo
 

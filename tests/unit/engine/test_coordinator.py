@@ -10,6 +10,19 @@ import pyarrow as pa
 import pytest
 from google.protobuf.message import DecodeError
 
+from arroyo_dagster.engine import (
+    Collector,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    Stream,
+    TableSource,
+    request_stop,
+    run_pipeline,
+)
+from arroyo_dagster.engine.coordinator import JobRun
+from arroyo_dagster.engine.in_process import LocalRun
+from arroyo_dagster.engine.stop_requests import requested_stop
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
@@ -19,30 +32,19 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.state import (
-    Collector,
     Epoch,
     MemoryStore,
     ObjectStore,
-    Operator,
-    OperatorContext,
     OperatorId,
     ParquetBackend,
-    Pipeline,
     StatePath,
-    Stream,
     TableConfig,
-    TableSource,
     global_table_config,
     open_store,
-    request_stop,
-    run_pipeline,
     timestamp_table_config,
 )
 from arroyo_dagster.state.codec.metadata import decode_manifest, encode_manifest
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.storage import Counting
 from tests.faulty_stores import FaultInjecting
 from tests.jobs import (

@@ -11,19 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.metadata.backend import StateBackend
-from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
-from arroyo_dagster.state.runtime.exchange import (
+from arroyo_dagster.engine.exchange import (
     ExchangeChunk,
     ReceivedRows,
     encode_table,
     operator_chunks,
     rechunk,
 )
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext, registered
-from arroyo_dagster.state.runtime.pipeline import OperatorNode, Pipeline
+from arroyo_dagster.engine.operators import Collector, Operator, OperatorContext, registered
+from arroyo_dagster.engine.pipeline import OperatorNode, Pipeline
+from arroyo_dagster.errors import InputError, ProtocolError
+from arroyo_dagster.state.metadata.backend import StateBackend
+from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint, SubtaskCheckpoint
+from arroyo_dagster.state.model.ids import Epoch, OperatorId, WorkerGeneration
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.manager import TableManager

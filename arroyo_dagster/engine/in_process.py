@@ -6,25 +6,25 @@ import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Self
 
-from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
-from arroyo_dagster.state.model.ids import OperatorId
-from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.exchange import (
+from arroyo_dagster.engine.coordinator import JobRun, finished
+from arroyo_dagster.engine.exchange import (
     ExchangeChunk,
     arrived,
     as_it_is,
     read_split,
     source_chunks,
 )
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import (
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import (
     EpochReports,
     OnEpoch,
     PipelineRun,
     RunOutcome,
     SourceSplit,
 )
-from arroyo_dagster.state.runtime.task import EpochPlan, LevelTask, merged_watermarks
+from arroyo_dagster.engine.task import EpochPlan, LevelTask, merged_watermarks
+from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
+from arroyo_dagster.state.model.ids import OperatorId
 from arroyo_dagster.state.storage.store import ObjectStore
 
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from arroyo_dagster.engine.operators import Offset
+from arroyo_dagster.engine.task import EpochPlan
 from arroyo_dagster.state.model.checkpoints import OFFSETS, OperatorCheckpoint, SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import TableName, WorkerGeneration
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import U32
-from arroyo_dagster.state.runtime.operators import Offset
-from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 from arroyo_dagster.state.tables.managed import WATERMARKS, SourceWatermark

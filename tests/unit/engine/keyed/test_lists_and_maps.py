@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import ListState, MapState, keyed_state
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import ListState, MapState, keyed_state
 from tests.keyed_subtasks import Subtasks
 
 

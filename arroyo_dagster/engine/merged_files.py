@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.task import EpochPlan
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata.backend import StateBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
@@ -15,8 +17,6 @@ from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableNa
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.planning.compaction.apply import Applied, adoptable, apply_merges
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable

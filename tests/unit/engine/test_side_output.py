@@ -9,20 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
-    MemoryStore,
     Operator,
     OperatorContext,
-    OperatorId,
     ParquetSink,
     Pipeline,
-    StateBackend,
     TableSource,
-    open_store,
     run_pipeline,
 )
+from arroyo_dagster.errors import InputError
+from arroyo_dagster.state import MemoryStore, OperatorId, StateBackend, open_store
 from tests.jobs import output_of
 
 

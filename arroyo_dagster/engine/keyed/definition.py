@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from arroyo_dagster.engine.keyed.cells import can_be_key, column_of
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE, memory_schema
 from arroyo_dagster.state.model.ids import checked_name
@@ -23,7 +24,6 @@ from arroyo_dagster.state.model.tables import (
     TableConfig,
 )
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
-from arroyo_dagster.state.tables.keyed.cells import can_be_key, column_of
 from arroyo_dagster.state.tables.keyed_forms import KEYED_FORM, KeyedForm
 
 ColumnTypes: TypeAlias = Any

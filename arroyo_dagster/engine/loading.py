@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.user_modules import load_attribute
 
 

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.engine.keyed.cells import Slots
+from arroyo_dagster.engine.keyed.rows import Keys
+from arroyo_dagster.engine.keyed.view import Given, KeyedView, arrays_of
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.tables.keyed.cells import Slots
-from arroyo_dagster.state.tables.keyed.rows import Keys
-from arroyo_dagster.state.tables.keyed.view import Given, KeyedView, arrays_of
 from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO
 from arroyo_dagster.state.tables.messages import RecordBatch

@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from arroyo_dagster.engine.keyed.cells import Mask, Slots, grown
+from arroyo_dagster.engine.keyed.definition import KeyedDefinition
+from arroyo_dagster.engine.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.errors import FormatError, InputError
 from arroyo_dagster.state.codec.operations import (
     INSERT,
@@ -25,9 +28,6 @@ from arroyo_dagster.state.codec.operations import (
 from arroyo_dagster.state.codec.schema import TIMESTAMP_TYPE
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable
-from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
-from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
-from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.live_rows import NANOS_PER_MICRO, StoredRows
 from arroyo_dagster.state.tables.messages import RecordBatch

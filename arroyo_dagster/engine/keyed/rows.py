@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from arroyo_dagster.engine.keyed.cells import Cells, Mask, Slots, Words, column_of, grown
 from arroyo_dagster.state.tables.grouping import group_codes
-from arroyo_dagster.state.tables.keyed.cells import Cells, Mask, Slots, Words, column_of, grown
 
 _SHIFT = np.uint64(32)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)

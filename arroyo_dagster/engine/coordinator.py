@@ -13,6 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+from arroyo_dagster.engine.merged_files import MergedFiles
+from arroyo_dagster.engine.operators import Offset, registered
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.source_state import SourceBackend, SourceState, source_tables
+from arroyo_dagster.engine.start_checks import StartChecks
+from arroyo_dagster.engine.stop_requests import requested_stop
+from arroyo_dagster.engine.task import EpochPlan
 from arroyo_dagster.errors import (
     ArroyoStateError,
     ConflictError,
@@ -38,13 +45,6 @@ from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.planning.restore.checkpoint import carry_operator, merge_operator
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
-from arroyo_dagster.state.runtime.merged_files import MergedFiles
-from arroyo_dagster.state.runtime.operators import Offset, registered
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.source_state import SourceBackend, SourceState, source_tables
-from arroyo_dagster.state.runtime.start_checks import StartChecks
-from arroyo_dagster.state.runtime.stop_requests import requested_stop
-from arroyo_dagster.state.runtime.task import EpochPlan
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 from arroyo_dagster.state.tables.manager import TableManager

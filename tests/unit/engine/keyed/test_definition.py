@@ -7,8 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import keyed_state, keyed_timers
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state import TableConfig, keyed_state, keyed_timers
+from arroyo_dagster.state import TableConfig
 from tests.formats import ExpiringTimeKeyConfig, memory_schema
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from arroyo_dagster.engine import ParquetSink, connectors
+from arroyo_dagster.engine.connectors import PRE_COMMIT
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state import Epoch, MemoryStore, ObjectStore, ParquetSink, StatePath, TableName
-from arroyo_dagster.state.runtime import connectors
-from arroyo_dagster.state.runtime.connectors import PRE_COMMIT
+from arroyo_dagster.state import Epoch, MemoryStore, ObjectStore, StatePath, TableName
 from arroyo_dagster.state.tables.managed import STAGED_FILES
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.stores import Counting

@@ -13,30 +13,36 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import (
+    Collector,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+    keyed_state,
+    request_stop,
+    run_pipeline,
+)
+from arroyo_dagster.engine.coordinator import JobRun, finished
+from arroyo_dagster.engine.in_process import LocalRun
+from arroyo_dagster.engine.start_checks import StartChecks
+from arroyo_dagster.engine.stop_requests import requested_stop
 from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
 from arroyo_dagster.state import (
     Checkpoint,
     CheckpointState,
-    Collector,
     CompactionPolicy,
     CompactionSettings,
     Epoch,
     Layout,
     MemoryStore,
     ObjectStore,
-    OperatorContext,
     OperatorId,
-    Pipeline,
     StateBackend,
     StatePath,
     TableConfig,
     TableName,
-    TableSource,
     global_table_config,
-    keyed_state,
-    request_stop,
     run_compaction,
-    run_pipeline,
 )
 from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
 from arroyo_dagster.state.codec.records import decode_epoch_record
@@ -49,10 +55,6 @@ from arroyo_dagster.state.model.objects import ObjectKind, object_name
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import Field, Primitive, StructOf
 from arroyo_dagster.state.planning.restore.recovery import marker_path
-from arroyo_dagster.state.runtime.coordinator import JobRun, finished
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.start_checks import StartChecks
-from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from arroyo_dagster.state.storage import DeleteOutcome
 from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
@@ -100,7 +102,7 @@ def test_epoch_is_in_the_store_as_it_is_returned(
     layout: Layout, sinks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = functools.partial(JobRun.start, clock=lambda: NOW)
-    monkeypatch.setattr("arroyo_dagster.state.runtime.in_process.JobRun.start", timed)
+    monkeypatch.setattr("arroyo_dagster.engine.in_process.JobRun.start", timed)
     store = MemoryStore()
     made = job(store, layout, sinks=sinks)
     run = LocalRun.start(made, store)
@@ -174,7 +176,7 @@ def test_a_run_whose_clock_was_ahead_leaves_no_trace_in_later_finish_times(
     for at in times:
         timed = functools.partial(JobRun.start, clock=lambda at=at: at)
         with monkeypatch.context() as patch:
-            patch.setattr("arroyo_dagster.state.runtime.in_process.JobRun.start", timed)
+            patch.setattr("arroyo_dagster.engine.in_process.JobRun.start", timed)
             run_pipeline(made, store, max_epochs=1)
     # gc compares the newest one with the store's clock, and refuses a day of difference.
     assert [epoch.finish_time_micros for epoch in every(store, made)] == times
