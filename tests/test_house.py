@@ -16,8 +16,10 @@ from pathlib import Path
 import click
 import pytest
 
-from arroyo_dagster import cli, state
+import arroyo_dagster
+from arroyo_dagster import cli, engine, state
 from tests.commands import leaf_commands
+from tests.compat.arroyo import unpack
 
 PACKAGE = Path(__file__).parents[1] / "arroyo_dagster"
 OURS = "arroyo_dagster"
@@ -30,7 +32,7 @@ MOST_LINES = {
     "cli": 9_664,
     "dataflow": 20_644,
     "engine": 4_932,
-    "orchestration": 9_914,
+    "orchestration": 9_919,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_062,
@@ -45,7 +47,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_958
+MOST_LINES_OF_TESTS = 91_981
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {
@@ -164,6 +166,13 @@ def _imports_what_is_allowed(path: Path) -> None:
         elif top not in sys.stdlib_module_names:
             lazy = top == "lazy_loader" and path.name == "__init__.py"
             assert lazy or top in parties, f"{_name(path)} imports {imported}"
+
+
+def test_the_state_package_knows_neither_the_engine_nor_dataflows() -> None:
+    named = re.compile(rf"{OURS}(\.| import )(engine|dataflow|sdf)\b")
+    for path in (PACKAGE / "state").rglob("*.py*"):
+        if path.suffix in (".py", ".pyi"):
+            assert not named.search(path.read_text()), path
 
 
 def test_planning_reads_no_clock() -> None:
@@ -296,11 +305,26 @@ def test_only_few_modules_read_the_environment() -> None:
     ],
 )
 def test_an_import_loads_nothing_heavy(imported: str, banned: set[str]) -> None:
-    code = f"import sys, {imported}; print(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    assert not banned & {name.partition(".")[0] for name in _loaded_by(f"import {imported}")}
+
+
+def test_dagster_for_arroyo_jobs_loads_neither_the_engine_nor_dataflows(tmp_path: Path) -> None:
+    url = unpack("flights", tmp_path)
+    modules = _loaded_by(
+        f"from {OURS} import build_arroyo_definitions",
+        f"defs = build_arroyo_definitions({url!r}, mode='maintain')",
+        "assert len(list(defs.resolve_all_asset_specs())) > 5",
+    )
+    assert not [name for name in modules if re.match(rf"{OURS}\.(engine|dataflow|sdf)", name)]
+
+
+def _loaded_by(*statements: str) -> list[str]:
+    """The modules that a process has loaded after it has run these statements."""
+    code = "\n".join((*statements, "import sys; print(*sys.modules)"))
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
     )
-    assert not banned & set(answer.stdout.split())
+    return answer.stdout.split()
 
 
 # ---- what people read ----------------------------------------------------------------------------
@@ -317,8 +341,8 @@ OF_ARROYO = (
 
 
 def _members(name: str) -> Iterator[tuple[str, object]]:
-    """A public name of the state package, and what is public of it."""
-    found = getattr(state, name)
+    """A public name of the package, and what is public of it."""
+    found = getattr(arroyo_dagster, name)
     yield name, found
     for member, value in vars(found).items() if inspect.isclass(found) else ():
         function = value.fget if isinstance(value, property) else value
@@ -327,9 +351,9 @@ def _members(name: str) -> Iterator[tuple[str, object]]:
             yield f"{name}.{member}", function
 
 
-@pytest.mark.parametrize("name", state.__all__)
+@pytest.mark.parametrize("name", [*state.__all__, *engine.__all__])
 def test_every_public_name_says_what_it_promises(name: str) -> None:
-    found = getattr(state, name)
+    found = getattr(arroyo_dagster, name)
     if not inspect.isclass(found) and not inspect.isfunction(found):
         return  # a value, or another name for a type; its module speaks of it
     for member, value in _members(name):
