@@ -29,7 +29,7 @@ def main(folder: str, seed: int, where: str, url: str | None = None) -> None:
     if where != "spark":
         run_pipeline(pipeline, store)
         return
-    from arroyo_dagster.spark import pipeline as on_spark
+    from arroyo_dagster.spark.engine import pipeline as on_spark
     from arroyo_dagster.spark.settings import SparkSettings
 
     on_spark.run_pipeline(

@@ -35,7 +35,7 @@ MOST_LINES = {
     "orchestration": 9_919,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_062,
+    "spark": 7_068,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_267,
@@ -47,7 +47,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_981
+MOST_LINES_OF_TESTS = 91_985
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {
@@ -91,7 +91,11 @@ FLOORS: dict[str, tuple[set[str], set[str]]] = {
     "dataflow": (BASE | {"state", "engine"}, ROWS | {"ruamel"}),
     "sdf": ({"dataflow"}, set()),
     "sdf_testing": ({"dataflow"}, set()),
-    "spark": (BASE | {"state", "engine", "dataflow"}, {"pyspark", "py4j", "pyarrow"}),
+    "spark": (BASE | {"state"}, {"pyspark", "py4j", "pyarrow"}),
+    "spark.engine": (
+        BASE | {"state", "engine", "dataflow", "spark"},
+        {"pyspark", "py4j", "pyarrow"},
+    ),
     "orchestration": (BASE | {"state", "dataflow", "spark"}, {"dagster", "pydantic", "pendulum"}),
     "orchestration.resources": (  # a session over Spark Connect
         BASE | {"state", "dataflow", "spark", "orchestration"},
@@ -168,10 +172,10 @@ def _imports_what_is_allowed(path: Path) -> None:
             assert lazy or top in parties, f"{_name(path)} imports {imported}"
 
 
-def test_the_state_package_knows_neither_the_engine_nor_dataflows() -> None:
-    named = re.compile(rf"{OURS}(\.| import )(engine|dataflow|sdf)\b")
-    for path in (PACKAGE / "state").rglob("*.py*"):
-        if path.suffix in (".py", ".pyi"):
+def test_work_on_state_knows_neither_the_engine_nor_dataflows() -> None:
+    named = re.compile(rf"{OURS}(\.spark)?(\.| import )(engine|dataflow|sdf)\b")
+    for path in (*PACKAGE.glob("state/**/*.py*"), *PACKAGE.glob("spark/**/*.py*")):
+        if path.suffix in (".py", ".pyi") and PACKAGE / "spark" / "engine" not in path.parents:
             assert not named.search(path.read_text()), path
 
 
@@ -300,7 +304,7 @@ def test_only_few_modules_read_the_environment() -> None:
         ("arroyo_dagster.state", {"dagster", "pyspark"}),
         ("arroyo_dagster.cli", {"dagster", "pyspark"}),
         ("arroyo_dagster.engine.coordinator", {"dagster", "pyspark", "pandas"}),
-        ("arroyo_dagster.spark.pipeline", {"dagster", "pyspark"}),
+        ("arroyo_dagster.spark.engine.pipeline", {"dagster", "pyspark"}),
         ("definitions", {"pyspark", "pyarrow", "polars", "pandas", "fsspec", "s3fs", "obstore"}),
     ],
 )

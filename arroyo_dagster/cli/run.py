@@ -106,7 +106,7 @@ def run(
         go_back(store, loaded.paths, from_epoch, _line_printer(as_json))
     with _progress(store, loaded, as_json=as_json) as on_epoch:
         if spark is not None:
-            from arroyo_dagster.spark import pipeline as on_spark
+            from arroyo_dagster.spark.engine import pipeline as on_spark
 
             options = on_spark.SparkOptions(
                 spark=spark,

@@ -329,8 +329,8 @@ def four_services() -> Dataflow:
 
 def run_four_services(folder: Path) -> SparkRun:
     """Run them on two cores of Spark, with as many rounds as the records make."""
-    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-    from arroyo_dagster.spark.pipeline import SparkOptions
+    from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+    from arroyo_dagster.spark.engine.pipeline import SparkOptions
     from arroyo_dagster.spark.session import open_session
     from arroyo_dagster.spark.settings import SparkSettings
 
@@ -366,7 +366,7 @@ def run_four_services(folder: Path) -> SparkRun:
             ends.append(time.perf_counter())
 
     options = SparkOptions(spark=SparkSettings(master="local[2]"))
-    with patch("arroyo_dagster.spark.pipeline.open_session", timed):
+    with patch("arroyo_dagster.spark.engine.pipeline.open_session", timed):
         outcome = run_pipelines(pipelines, store, options, between=wired.between, on_epoch=on_epoch)
     rounds = [after - before for before, after in pairwise(ends)]
     return SparkRun(starts, session_seconds, rounds, sum(outcome.epochs.values()))

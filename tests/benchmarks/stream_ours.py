@@ -28,7 +28,7 @@ from arroyo_dagster.engine import (
     keyed_state,
     keyed_timers,
 )
-from arroyo_dagster.spark.pipeline import SparkRun
+from arroyo_dagster.spark.engine.pipeline import SparkRun
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state import TableConfig, open_store

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.clusters
 APPLICATION = """
 import json, sys
 import pyarrow as pa, pyarrow.compute as pc
-from arroyo_dagster.spark.connectors import KafkaSink, SparkSource
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.spark.engine.connectors import KafkaSink, SparkSource
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.engine import Operator, Pipeline

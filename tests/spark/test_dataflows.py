@@ -24,9 +24,9 @@ from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.view import Views
 from arroyo_dagster.engine import TableSource, run_pipeline
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-from arroyo_dagster.spark.dataflow.states import register_states, state_frame
-from arroyo_dagster.spark.pipeline import SparkOptions
+from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.engine.dataflow.states import register_states, state_frame
+from arroyo_dagster.spark.engine.pipeline import SparkOptions
 from arroyo_dagster.state import open_store
 from tests.seeds import soak_seeds
 from tests.word_services import (

@@ -67,7 +67,7 @@ from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from arroyo_dagster.spark.dataflow.topics import SparkTopics
+    from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
 
 _ENDLESS_INTERVAL = 1.0
 
@@ -280,7 +280,7 @@ def spark_topics(
         if location:
             raise click.UsageError("--spark-checkpoint: only with --spark")
         return None
-    from arroyo_dagster.spark.dataflow.topics import SparkTopics
+    from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
 
     return SparkTopics(store, location)
 
@@ -296,8 +296,8 @@ def run_on_spark(
     options: Mapping[str, Any],
 ) -> DataflowOutcome:
     """Run pipelines on Spark; `options` are those of `SparkOptions`."""
-    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-    from arroyo_dagster.spark.pipeline import SparkOptions
+    from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+    from arroyo_dagster.spark.engine.pipeline import SparkOptions
 
     return run_pipelines(
         pipelines,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
-from arroyo_dagster.spark.connectors.columns import arrow_type
+from arroyo_dagster.spark.columns import arrow_type
 from arroyo_dagster.spark.jobs import fetch_rows, slots
 from arroyo_dagster.spark.packing import user_code_by_value
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT

@@ -22,9 +22,9 @@ from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.engine.pipeline_run import RunOutcome
 from arroyo_dagster.engine.stop_requests import request_stop
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.spark.connectors.queries import StagingQueries
-from arroyo_dagster.spark.dataflow.topics import SparkTopics, topic_offsets
-from arroyo_dagster.spark.pipeline import SparkOptions, SparkRun
+from arroyo_dagster.spark.engine.connectors.queries import StagingQueries
+from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics, topic_offsets
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, SparkRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.storage.store import ObjectStore

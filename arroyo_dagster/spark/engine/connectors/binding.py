@@ -16,10 +16,10 @@ from arroyo_dagster.engine.pipeline import Pipeline, SourceNode
 from arroyo_dagster.engine.pipeline_run import OnEpoch
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import register_settings
-from arroyo_dagster.spark.connectors.columns import listed_columns
-from arroyo_dagster.spark.connectors.queries import SparkStream, StagedStream, StagingQueries
-from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
-from arroyo_dagster.spark.staging import (
+from arroyo_dagster.spark.columns import listed_columns
+from arroyo_dagster.spark.engine.connectors.queries import SparkStream, StagedStream, StagingQueries
+from arroyo_dagster.spark.engine.connectors.sink import SinkBinding, SparkSink
+from arroyo_dagster.spark.engine.staging import (
     BATCHES_PER_EPOCH,
     StagedFile,
     StagedSource,
@@ -130,7 +130,7 @@ _FILES = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 class SparkSource(Source):
     """Any streaming source of Spark that can read again from its offsets, each row exactly once.
 
-    A run on Spark (`arroyo_dagster.spark.pipeline.run_pipeline`) starts a streaming query, which
+    A run on Spark (`spark.engine.pipeline.run_pipeline`) starts a streaming query, which
     writes the source's micro-batches to files in the job's directory. The job reads these files,
     and deletes them when a ready epoch has taken them. Without `follow` the run stages what the
     source has when it starts, and ends when it has read that. A run in process refuses the source.
@@ -224,7 +224,7 @@ class SparkSource(Source):
                 "the pipeline reads a streaming source of Spark, so only Spark can run it",
                 format=self._format,
                 next_step="run it with --spark, or with run_pipeline of "
-                "arroyo_dagster.spark.pipeline",
+                "arroyo_dagster.spark.engine.pipeline",
             )
 
     @property

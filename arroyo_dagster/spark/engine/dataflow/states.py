@@ -17,7 +17,7 @@ from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef, Va
 from arroyo_dagster.dataflow.storage.columns import UPDATED_AT
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader, empty_frame
 from arroyo_dagster.dataflow.views.view import StateView, Views, service_paths
-from arroyo_dagster.spark.connectors.columns import for_spark
+from arroyo_dagster.spark.columns import for_spark
 from arroyo_dagster.spark.jobs import slots
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.clock import wall_clock_ms

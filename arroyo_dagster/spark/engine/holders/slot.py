@@ -28,10 +28,10 @@ from typing import Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark.chunks import ChunkStream, chunk_batches, decode_stream
 from arroyo_dagster.spark.daemon import without_archive
-from arroyo_dagster.spark.holders.conversation import Conversation, HungError, Request
-from arroyo_dagster.spark.holders.messages import (
+from arroyo_dagster.spark.engine.chunks import ChunkStream, chunk_batches, decode_stream
+from arroyo_dagster.spark.engine.holders.conversation import Conversation, HungError, Request
+from arroyo_dagster.spark.engine.holders.messages import (
     ALIVE,
     CHUNKS,
     DONE,
@@ -51,7 +51,7 @@ from arroyo_dagster.spark.holders.messages import (
     own_host,
     welcome,
 )
-from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, LevelWork
+from arroyo_dagster.spark.engine.holders.subtasks import HeldSubtasks, LevelWork
 from arroyo_dagster.spark.jobs import ENDED_STEP, WorkerEndedError
 from arroyo_dagster.user_modules import step_listener
 
@@ -63,7 +63,7 @@ _ENDING_SECONDS, _POLL_SECONDS = 2.0, 0.02
 _START = (
     "import json, sys; given = json.loads(sys.stdin.buffer.readline()); "
     "sys.path[:] = given['path']; "
-    "from arroyo_dagster.spark.holders.slot import main; main(given)"
+    "from arroyo_dagster.spark.engine.holders.slot import main; main(given)"
 )
 
 

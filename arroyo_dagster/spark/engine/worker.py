@@ -21,9 +21,14 @@ from arroyo_dagster.engine.exchange import (
 from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.engine.pipeline_run import SourceSplit
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.chunks import PLACE, ChunkStream, chunk_batches, decode_stream
-from arroyo_dagster.spark.holders.conversation import BlockedError, Conversation, HungError, Request
-from arroyo_dagster.spark.holders.messages import (
+from arroyo_dagster.spark.engine.chunks import PLACE, ChunkStream, chunk_batches, decode_stream
+from arroyo_dagster.spark.engine.holders.conversation import (
+    BlockedError,
+    Conversation,
+    HungError,
+    Request,
+)
+from arroyo_dagster.spark.engine.holders.messages import (
     HolderAddress,
     Meeting,
     Placed,
@@ -31,9 +36,9 @@ from arroyo_dagster.spark.holders.messages import (
     RemoteTraceback,
     Work,
 )
-from arroyo_dagster.spark.holders.slot import own_slot, start_early
-from arroyo_dagster.spark.holders.subtasks import HeldSubtasks, failure
-from arroyo_dagster.spark.packed_pipeline import PackedPipeline
+from arroyo_dagster.spark.engine.holders.slot import own_slot, start_early
+from arroyo_dagster.spark.engine.holders.subtasks import HeldSubtasks, failure
+from arroyo_dagster.spark.engine.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.workers import DiskProbe
 
 BatchFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from arroyo_dagster.engine.exchange import ExchangeChunk, arrived
 from arroyo_dagster.engine.task import EpochPlan, LevelTask
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.chunks import FAILURE, REPORT
-from arroyo_dagster.spark.packed_pipeline import PackedPipeline
+from arroyo_dagster.spark.engine.chunks import FAILURE, REPORT
+from arroyo_dagster.spark.engine.packed_pipeline import PackedPipeline
 from arroyo_dagster.spark.workers import DiskProbe
 from arroyo_dagster.state.model.checkpoints import SubtaskCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId

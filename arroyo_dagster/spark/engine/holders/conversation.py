@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from arroyo_dagster.spark.holders.messages import (
+from arroyo_dagster.spark.engine.holders.messages import (
     ALIVE,
     CHUNKS,
     ERROR,

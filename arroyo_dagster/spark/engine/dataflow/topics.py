@@ -16,9 +16,9 @@ from arroyo_dagster.dataflow.topics.cells import Shape, typed_table
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.dataflow.topics.rows import plain_rows
 from arroyo_dagster.engine.operators import Offset, Sink, Source
-from arroyo_dagster.spark.connectors.queries import SparkStream, StagedStream, StagingQueries
-from arroyo_dagster.spark.connectors.sink import SinkBinding, SparkSink
-from arroyo_dagster.spark.staging import StagedSource, Staging, query_location
+from arroyo_dagster.spark.engine.connectors.queries import SparkStream, StagedStream, StagingQueries
+from arroyo_dagster.spark.engine.connectors.sink import SinkBinding, SparkSink
+from arroyo_dagster.spark.engine.staging import StagedSource, Staging, query_location
 from arroyo_dagster.state.codec.parquet import encode_rows
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import StatePath

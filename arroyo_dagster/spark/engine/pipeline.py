@@ -28,18 +28,13 @@ from arroyo_dagster.engine.pipeline_run import (
 )
 from arroyo_dagster.engine.task import EpochPlan, merged_watermarks
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.spark.chunks import CHUNK_SCHEMA, FAILURE, PLACE, chunk_batches
-from arroyo_dagster.spark.connectors.binding import bound_to_run, noting
-from arroyo_dagster.spark.connectors.columns import struct_type
-from arroyo_dagster.spark.holders.messages import HolderAddress, Meeting, Placed, Secret
-from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
-from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
-from arroyo_dagster.spark.packed_pipeline import PackedPipeline
-from arroyo_dagster.spark.packing import pickled
-from arroyo_dagster.spark.session import open_session
-from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
-from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
-from arroyo_dagster.spark.worker import (
+from arroyo_dagster.spark.columns import struct_type
+from arroyo_dagster.spark.engine.chunks import CHUNK_SCHEMA, FAILURE, PLACE, chunk_batches
+from arroyo_dagster.spark.engine.connectors.binding import bound_to_run, noting
+from arroyo_dagster.spark.engine.holders.messages import HolderAddress, Meeting, Placed, Secret
+from arroyo_dagster.spark.engine.holders.subtasks import LevelWork, RunId, TaskReport
+from arroyo_dagster.spark.engine.packed_pipeline import PackedPipeline
+from arroyo_dagster.spark.engine.worker import (
     BatchFunction,
     LevelRunner,
     ReadRows,
@@ -50,6 +45,11 @@ from arroyo_dagster.spark.worker import (
     number_batches,
     receiver,
 )
+from arroyo_dagster.spark.jobs import context_of, fetch_rows, slots
+from arroyo_dagster.spark.packing import pickled
+from arroyo_dagster.spark.session import open_session
+from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
+from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.storage.store import ObjectStore
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from arroyo_dagster.engine.connectors import FolderSink
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redacted_cause, register_settings
-from arroyo_dagster.spark.connectors.columns import for_spark, spark_schema, struct_type
+from arroyo_dagster.spark.columns import for_spark, spark_schema, struct_type
 from arroyo_dagster.spark.jobs import failure_reason
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
@@ -93,7 +93,7 @@ class SparkSink(FolderSink):
                 "the pipeline writes to a sink of Spark, so only Spark can run it",
                 format=self._format,
                 next_step="run it with --spark, or with run_pipeline of "
-                "arroyo_dagster.spark.pipeline",
+                "arroyo_dagster.spark.engine.pipeline",
             )
         return self._bound
 

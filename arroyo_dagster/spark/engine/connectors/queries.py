@@ -12,10 +12,10 @@ import pyarrow as pa
 from arroyo_dagster.engine.operators import Offset
 from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
 from arroyo_dagster.redaction import redacted_cause
-from arroyo_dagster.spark.connectors.columns import can_deliver, struct_type
+from arroyo_dagster.spark.columns import can_deliver, struct_type
+from arroyo_dagster.spark.engine.staging import StagedSource, Staging
 from arroyo_dagster.spark.jobs import failure_reason
 from arroyo_dagster.spark.settings import target_of
-from arroyo_dagster.spark.staging import StagedSource, Staging
 from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.connectors.columns import listed_columns
-from arroyo_dagster.spark.connectors.sink import INDEX, SinkBinding, SparkSink
+from arroyo_dagster.spark.columns import listed_columns
+from arroyo_dagster.spark.engine.connectors.sink import INDEX, SinkBinding, SparkSink
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.tables import TIMESTAMP_COLUMN
 
