@@ -227,11 +227,8 @@ def load_function(target: str) -> Callable[..., Any]:
         target, "a function is named MODULE:FUNCTION or path/to/file.py:FUNCTION", next_step
     )
     if not callable(function):
-        raise InputError(
-            f"it is of type {type(function).__name__}, not a function",
-            given=target,
-            next_step=next_step,
-        )
+        message = f"it is of type {type(function).__name__}, not a function"
+        raise InputError(message, given=target, next_step=next_step)
     return function
 
 

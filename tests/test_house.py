@@ -28,11 +28,11 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
-    "": 1_058,
+    "": 1_055,
     "cli": 9_664,
     "dataflow": 20_644,
-    "engine": 4_932,
-    "orchestration": 9_919,
+    "engine": 4_929,
+    "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_068,
@@ -43,7 +43,7 @@ MOST_LINES = {
     "state.operations": 29_894,
     "state.planning": 11_568,
     "state.storage": 6_047,
-    "state.tables": 8_100,
+    "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 

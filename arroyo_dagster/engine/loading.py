@@ -15,28 +15,23 @@ def load_pipeline(target: str) -> Pipeline:
     Raises:
         InputError: the target is not a pipeline, or its module cannot be imported.
     """
+    next_step = "name a Pipeline, or a function without arguments that returns one"
     pipeline = load_attribute(
         target,
         "a pipeline is named MODULE:PIPELINE or path/to/file.py:PIPELINE",
-        "name a Pipeline, or a function without arguments that returns one",
+        next_step,
         lambda module: {"pipelines": _pipelines_in(module) or "none"},
     )
     if callable(pipeline) and not isinstance(pipeline, Pipeline):
         try:
             inspect.signature(pipeline).bind()
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"it cannot be called without arguments ({error})",
-                given=target,
-                next_step="name a Pipeline, or a function without arguments that returns one",
-            ) from error
+            message = f"it cannot be called without arguments ({error})"
+            raise InputError(message, given=target, next_step=next_step) from error
         pipeline = pipeline()
     if not isinstance(pipeline, Pipeline):
-        raise InputError(
-            f"it is of type {type(pipeline).__name__}, not a Pipeline",
-            given=target,
-            next_step="name a Pipeline, or a function without arguments that returns one",
-        )
+        message = f"it is of type {type(pipeline).__name__}, not a Pipeline"
+        raise InputError(message, given=target, next_step=next_step)
     return pipeline
 
 

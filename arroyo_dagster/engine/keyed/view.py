@@ -44,7 +44,8 @@ class KeyedView:
 
     Attributes:
         clock_micros: the engine's clock at the epoch being written.
-        forms, stopped: as of `OpenKeyedState`.
+        forms: as of `OpenKeyedState`.
+        stopped: whether no further checkpoint follows, so that changes are refused.
     """
 
     forms: ClassVar[frozenset[KeyedForm]]
@@ -203,8 +204,9 @@ class KeyedView:
     def _deletes(self, slots: Slots) -> pa.Array:
         return delete_keys_of(self.definition.storage_key, self._rows.take_keys(slots))
 
-    def written(self, epoch: Epoch) -> None:
+    def written(self, epoch: Epoch, *, then_stop: bool) -> None:
         """Handle the end of a barrier: the changes are in the files of `epoch`."""
+        self.stopped = then_stop
         slots = self._changed_slots()
         live = self._is_live(slots)
         self._forget_slots(slots[~live])

@@ -28,9 +28,7 @@ def _description(kind: str, name: str, state: "StateDef | None") -> str:
         return f"The topic `{name}`, outside of Dagster."
     if state is None:
         return f"The service `{name}`: a streaming job. The sensor reports its epochs."
-    from arroyo_dagster.dataflow.definition.definition import ValueKind
-
-    scalar = state.value_kind is ValueKind.SCALAR
+    scalar = state.scalar_type is not None
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
     window = "" if state.window is None else "; shows the window that closed last"
     commands = [f"sdf show dataflow.yaml {state.owner}/{state.name}/state"]
@@ -42,10 +40,8 @@ def _description(kind: str, name: str, state: "StateDef | None") -> str:
 
 
 def _columns(state: "StateDef") -> Iterator[tuple[str, str, bool]]:
-    from arroyo_dagster.dataflow.definition.definition import ValueKind
-
     yield "_key", state.key_type.value if state.key_type else "string", False
-    if state.value_kind is ValueKind.SCALAR and state.scalar_type is not None:
+    if state.scalar_type is not None:
         yield "value", state.scalar_type.value, False
     for column in state.columns:
         yield column.name, column.type.value, True

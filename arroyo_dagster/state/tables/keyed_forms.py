@@ -58,11 +58,9 @@ class OpenKeyedState(Protocol):
 
     Attributes:
         forms: the forms of the tables that it opens.
-        stopped: whether no further checkpoint follows, so that changes are refused.
     """
 
     forms: ClassVar[frozenset[KeyedForm]]
-    stopped: bool
 
     def __init__(self, table: ExpiringTimeKeyTable) -> None: ...
 
@@ -72,8 +70,10 @@ class OpenKeyedState(Protocol):
     def changes(self, epoch: Epoch) -> list[RecordBatch]:
         """Return the changes since the last barrier; again the same."""
 
-    def written(self, epoch: Epoch) -> None:
-        """Handle the end of a barrier: the changes are in the files of `epoch`."""
+    def written(self, epoch: Epoch, *, then_stop: bool) -> None:
+        """Handle the end of a barrier: the changes are in the files of `epoch`. After the last
+        barrier (`then_stop`) changes are refused.
+        """
 
     def replay(self, stored: Iterable[StoredRows]) -> None:
         """Apply the rows of files, in replay order, to the present rows."""

@@ -175,8 +175,7 @@ class OpenViews:
             elif isinstance(view, UncachedKeyValueView):
                 view.go_on_from(time_files[name], self._cutoff(table))
         for keyed in self.keyed_views.values():
-            keyed.written(self._loaded.epoch)
-            keyed.stopped = then_stop
+            keyed.written(self._loaded.epoch, then_stop=then_stop)
 
     def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
         if type(known) is not kind:
