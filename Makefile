@@ -74,7 +74,7 @@ test-clusters: $(VENV)/ready ## run the tests on Spark clusters that they start 
 
 # Without whole commands, and what starts processes, runs two writers in every order, or kills at
 # each write.
-NOT_QUICK := cli spark/test_holders.py state/runtime/test_interleavings.py test_imports.py \
+NOT_QUICK := cli spark/test_holders.py engine/test_interleavings.py test_imports.py \
 	test_optional_packages.py dataflow/test_migrate.py dataflow/runtime/test_failed_records.py \
 	dataflow/topics/test_ways_out.py
 # One process for each of two cores: each loads and collects anew.

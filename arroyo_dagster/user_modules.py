@@ -15,13 +15,15 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
+from typing import Any
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 
 INLINE = "sdf."
 """Prefix of the `__name__` of Python code inside a definition, which may import modules beside the
@@ -194,6 +196,108 @@ def _spec_of(module: str, folders: Sequence[str]) -> ModuleSpec | None:
         if path is None and at + 1 < len(parts):
             return None
     return found
+
+
+# ---- what a user has written, by its place: `module:name`, or `path/to/file.py:name` -----------
+
+
+def call_function(function: Callable[..., Any], target: str, *given: Any) -> Any:
+    """Call a function that `load_function` has loaded.
+
+    Raises:
+        InputError: it raised an error; names the line. Errors of this package are raised as they
+            are.
+    """
+    try:
+        return function(*given)
+    except ArroyoStateError:
+        raise
+    except Exception as error:
+        raise _failed("the function failed", target, error, 1) from error
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """Load the function that `MODULE:FUNCTION` or `path/to/file.py:FUNCTION` names.
+
+    Raises:
+        InputError: there is no such function, or its module cannot be imported.
+    """
+    next_step = "name a function"
+    function = load_attribute(
+        target, "a function is named MODULE:FUNCTION or path/to/file.py:FUNCTION", next_step
+    )
+    if not callable(function):
+        message = f"it is of type {type(function).__name__}, not a function"
+        raise InputError(message, given=target, next_step=next_step)
+    return function
+
+
+def load_attribute(
+    target: str,
+    form: str,
+    next_step: str,
+    listed: Callable[[object], Mapping[str, Any]] = lambda _: {},
+) -> object:
+    """Return the attribute of a module that a target names.
+
+    Args:
+        form: what a target is, for messages.
+        listed: returns the facts of a module that lacks the attribute.
+
+    Raises:
+        InputError: the target has another form, or there is no such module or attribute.
+    """
+    where, _, attribute = target.rpartition(":")
+    if not where or not attribute:
+        raise InputError(form, given=target)
+    value: object = _import(where)
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            raise InputError(
+                f"there is no {name!r} in it", given=target, next_step=next_step, **listed(value)
+            )
+        value = getattr(value, name)
+    return value
+
+
+def _import(where: str) -> object:
+    try:
+        if where.endswith(".py"):
+            return import_file(where)
+        open_folders(os.getcwd())
+        return import_named(where)
+    except ArroyoStateError:
+        raise
+    except Exception as error:
+        raise _not_imported(where, error) from error
+
+
+def _not_imported(where: str, error: Exception) -> InputError:
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{where}.".startswith(f"{missing}."):
+        return InputError(
+            f"there is no module {missing!r}",
+            given=where,
+            next_step="run it where the module can be imported, or give the path of its file",
+        )
+    return _failed("the module cannot be imported", where, error)
+
+
+def _failed(what: str, given: str, error: Exception, frame: int = -1) -> InputError:
+    """Return the error of a user's code.
+
+    Args:
+        frame: which frame of the traceback is the user's.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    place = frames[frame] if len(frames) > max(frame, 0) else None
+    reason = str(error).strip().partition("\n")[0]
+    return InputError(
+        f"{what} ({type(error).__name__}: {reason})",
+        given=given,
+        at=None if place is None else f"{place.filename}:{place.lineno}",
+        next_step="repair the module; nothing was written",
+    )
 
 
 # ---- which function runs, for those who survive it -----------------------------------------------

@@ -21,7 +21,7 @@ import os
 import pyarrow as pa
 
 import arroyo_dagster as ad
-from arroyo_dagster.spark.connectors import SparkSource
+from arroyo_dagster.spark.engine.connectors import SparkSource
 
 READINGS = pa.schema(
     [

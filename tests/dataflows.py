@@ -23,19 +23,14 @@ from arroyo_dagster.dataflow.storage.boundary import topic_schema
 from arroyo_dagster.dataflow.storage.engine_tables import Metric, MetricKey, total
 from arroyo_dagster.dataflow.topics.replay import build_replay, plan_replay
 from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.engine import Collector, OperatorContext, Pipeline, Sink, Source, run_pipeline
 from arroyo_dagster.state import (
-    Collector,
     Epoch,
     MemoryStore,
     ObjectStore,
-    OperatorContext,
-    Pipeline,
-    Sink,
-    Source,
     TableConfig,
     TableName,
     global_table_config,
-    run_pipeline,
 )
 from tests.faulty_stores import Crash
 from tests.internals import LocalRun, Offset

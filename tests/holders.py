@@ -15,18 +15,19 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from arroyo_dagster.spark.chunks import FAILURE, PLACE, ChunkStream, chunk_batches, chunks_of
-from arroyo_dagster.spark.holders import slot as slots
-from arroyo_dagster.spark.holders.messages import Meeting, Placed, Secret
-from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
-from arroyo_dagster.spark.holders.subtasks import LevelWork, RunId, TaskReport
-from arroyo_dagster.spark.packing import PackedPipeline
-from arroyo_dagster.spark.pipeline import Placement
-from arroyo_dagster.spark.worker import run_level
-from arroyo_dagster.state import ObjectStore, Pipeline
-from arroyo_dagster.state.runtime.exchange import ExchangeChunk, read_split, source_chunks
-from arroyo_dagster.state.runtime.pipeline_run import EpochReports, PipelineRun, SourceSplit
-from arroyo_dagster.state.runtime.task import EpochPlan, merged_watermarks
+from arroyo_dagster.engine import Pipeline
+from arroyo_dagster.engine.exchange import ExchangeChunk, read_split, source_chunks
+from arroyo_dagster.engine.pipeline_run import EpochReports, PipelineRun, SourceSplit
+from arroyo_dagster.engine.task import EpochPlan, merged_watermarks
+from arroyo_dagster.spark.engine.chunks import FAILURE, PLACE, ChunkStream, chunk_batches, chunks_of
+from arroyo_dagster.spark.engine.holders import slot as slots
+from arroyo_dagster.spark.engine.holders.messages import Meeting, Placed, Secret
+from arroyo_dagster.spark.engine.holders.slot import ProcessId, WorkerSlot
+from arroyo_dagster.spark.engine.holders.subtasks import LevelWork, RunId, TaskReport
+from arroyo_dagster.spark.engine.packed_pipeline import PackedPipeline
+from arroyo_dagster.spark.engine.pipeline import Placement
+from arroyo_dagster.spark.engine.worker import run_level
+from arroyo_dagster.state import ObjectStore
 from tests.internals import JobRun
 
 Ask = Callable[["HeldRun", LevelWork, int, pa.Buffer, Meeting], list[pa.RecordBatch]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from arroyo_dagster.engine.coordinator import JobRun
+from arroyo_dagster.engine.in_process import LocalRun
+from arroyo_dagster.engine.operators import Offset
 from arroyo_dagster.state.metadata.lease import LeaseOptions, lease, newest_lease
 from arroyo_dagster.state.operations.catalog.changes import FleetCursor
 from arroyo_dagster.state.operations.catalog.job_directory import (
@@ -31,9 +34,6 @@ from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
 from arroyo_dagster.state.planning.surgery.overrides import parse_overrides
-from arroyo_dagster.state.runtime.coordinator import JobRun
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.operators import Offset
 from arroyo_dagster.state.tables.known.operators import ExpressionWatermarkState
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from arroyo_dagster.state.tables.restoring import restored_rows

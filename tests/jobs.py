@@ -17,26 +17,28 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
+    Operator,
+    OperatorContext,
+    ParquetSink,
+    Pipeline,
+    TableSource,
+    run_pipeline,
+)
+from arroyo_dagster.state import (
     ExpiringTimeKeyTable,
     ExpiringTimeKeyView,
     GlobalKeyedTable,
     JobPaths,
     MemoryStore,
     ObjectStore,
-    Operator,
     OperatorCheckpoint,
-    OperatorContext,
     ParquetBackend,
-    ParquetSink,
-    Pipeline,
     StatePath,
     TableConfig,
-    TableSource,
     global_table_config,
     range_for_server,
-    run_pipeline,
     timestamp_table_config,
 )
 from arroyo_dagster.state.model.checkpoints import CONTENT

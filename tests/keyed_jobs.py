@@ -13,26 +13,28 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
     ListState,
     MapState,
-    ObjectStore,
     Operator,
     OperatorContext,
-    ParquetBackend,
     Pipeline,
     Source,
-    TableConfig,
-    TableManager,
-    TaskInfo,
     Timers,
     ValueState,
-    global_table_config,
     keyed_state,
     keyed_timers,
 )
-from arroyo_dagster.state.runtime.operators import registered
+from arroyo_dagster.engine.operators import registered
+from arroyo_dagster.state import (
+    ObjectStore,
+    ParquetBackend,
+    TableConfig,
+    TableManager,
+    TaskInfo,
+    global_table_config,
+)
 from tests.internals import Offset
 
 TTL_MICROS = 30

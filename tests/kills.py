@@ -19,8 +19,9 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state import ObjectStore, ParquetBackend, Pipeline, open_store, run_pipeline
+from arroyo_dagster.state import ObjectStore, ParquetBackend, open_store
 from tests import s3_servers
 from tests.run_words import ROWS, ROWS_PER_EPOCH, pipeline_in
 from tests.seeds import run_seed

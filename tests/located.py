@@ -14,17 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from arroyo_dagster.state import (
-    Collector,
-    ObjectStore,
-    Operator,
-    OperatorContext,
-    ParquetBackend,
-    Pipeline,
-    TableConfig,
-    TableSource,
-    global_table_config,
-)
+from arroyo_dagster.engine import Collector, Operator, OperatorContext, Pipeline, TableSource
+from arroyo_dagster.state import ObjectStore, ParquetBackend, TableConfig, global_table_config
 from tests.words import tables_of
 
 KEYS = 400

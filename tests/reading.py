@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from arroyo_dagster.state import Source
+from arroyo_dagster.engine import Source
 from tests.internals import Offset
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from arroyo_dagster.state import Pipeline, open_store, run_pipeline
+from arroyo_dagster.engine import Pipeline, run_pipeline
+from arroyo_dagster.state import open_store
 from tests.words import random_words, words_pipeline
 
 ROWS = 1200
@@ -28,7 +29,7 @@ def main(folder: str, seed: int, where: str, url: str | None = None) -> None:
     if where != "spark":
         run_pipeline(pipeline, store)
         return
-    from arroyo_dagster.spark import pipeline as on_spark
+    from arroyo_dagster.spark.engine import pipeline as on_spark
     from arroyo_dagster.spark.settings import SparkSettings
 
     on_spark.run_pipeline(

@@ -23,8 +23,9 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main as arroyo_state
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import NotFoundError
-from arroyo_dagster.state import ParquetBackend, Pipeline, open_store, run_pipeline, verify_job
+from arroyo_dagster.state import ParquetBackend, open_store, verify_job
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 
 ROWS_PER_EPOCH = 20

@@ -19,8 +19,8 @@ WITHIN = {
     "state",
     "state.storage.remote",
     "state.storage.arroyo.postgres",
-    "state.runtime.delta_table",
-    "state.runtime.iceberg_table",
+    "state.operations.export.delta_table",
+    "state.operations.export.iceberg_table",
     "orchestration.resources",
 }
 """Floors that the picture does not draw: each is part of another, or only has names of others."""

@@ -15,22 +15,24 @@ from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.runtime.service import Bindings, RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
 from arroyo_dagster.dataflow.views.view import Views, service_paths
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
+    OperatorContext,
+    Pipeline,
+    Sink,
+    TableSource,
+    run_pipeline,
+)
+from arroyo_dagster.state import (
     Epoch,
     GlobalKeyedTable,
     ObjectStore,
-    OperatorContext,
     OperatorId,
     ParquetBackend,
-    Pipeline,
-    Sink,
     TableConfig,
     TableName,
-    TableSource,
     codec_for,
     global_table_config,
-    run_pipeline,
 )
 from tests.formats import GlobalKeyedFiles
 

@@ -10,19 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from arroyo_dagster.engine import (
+    Collector,
+    Operator,
+    OperatorContext,
+    ParquetSink,
+    Pipeline,
+    TableSource,
+)
 from arroyo_dagster.state import (
     Checkpoint,
-    Collector,
     ExpiringTimeKeyTable,
     GlobalKeyedTable,
     ObjectStore,
-    Operator,
-    OperatorContext,
     ParquetBackend,
-    ParquetSink,
-    Pipeline,
     TableConfig,
-    TableSource,
     codec_for,
     global_table_config,
     range_for_server,

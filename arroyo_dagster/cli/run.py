@@ -20,6 +20,11 @@ from arroyo_dagster.cli.common import (
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, seconds, show_progress
 from arroyo_dagster.cli.settings import FiniteRange, WholeNumber, settings_options
 from arroyo_dagster.cli.spark import print_choice, spark_options
+from arroyo_dagster.engine.in_process import run_pipeline as run_in_process
+from arroyo_dagster.engine.loading import load_pipeline
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import OnEpoch, RunOutcome
+from arroyo_dagster.engine.stop_requests import request_stop
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.codec.derived import plain_values
@@ -40,11 +45,6 @@ from arroyo_dagster.state.operations.restore.rollback import (
 )
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import ranges, rollback_command
-from arroyo_dagster.state.runtime.in_process import run_pipeline as run_in_process
-from arroyo_dagster.state.runtime.loading import load_pipeline
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import OnEpoch, RunOutcome
-from arroyo_dagster.state.runtime.stop_requests import request_stop
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -106,7 +106,7 @@ def run(
         go_back(store, loaded.paths, from_epoch, _line_printer(as_json))
     with _progress(store, loaded, as_json=as_json) as on_epoch:
         if spark is not None:
-            from arroyo_dagster.spark import pipeline as on_spark
+            from arroyo_dagster.spark.engine import pipeline as on_spark
 
             options = on_spark.SparkOptions(
                 spark=spark,

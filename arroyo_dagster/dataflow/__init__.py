@@ -2,5 +2,5 @@
 that read them.
 
 The public names for users are in `arroyo_dagster.sdf`; the Spark engine is in
-`arroyo_dagster.spark.dataflow`.
+`arroyo_dagster.spark.engine.dataflow`.
 """

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from arroyo_dagster.dataflow.topics.segments import SegmentSource, note_ends
+from arroyo_dagster.engine.coordinator import finished
+from arroyo_dagster.engine.in_process import LocalRun
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import PipelineRun
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import JobId
-from arroyo_dagster.state.runtime.coordinator import finished
-from arroyo_dagster.state.runtime.in_process import LocalRun
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import PipelineRun
 from arroyo_dagster.state.storage.store import ObjectStore
 
 OnPipelineEpoch = Callable[[Pipeline, Checkpoint], None]

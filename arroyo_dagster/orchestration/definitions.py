@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import dagster as dg
 
-from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.orchestration.compaction.assets import CompactionConfig, build_compacted_state
 from arroyo_dagster.orchestration.compaction.maintenance_window import (
     MaintenanceWindow,
@@ -21,7 +20,7 @@ from arroyo_dagster.orchestration.dataflow.assets import (
     build_dataflow_definitions,
     load_graph,
 )
-from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
+from arroyo_dagster.orchestration.dataflow.graph import DataflowSource, SdfGraph
 from arroyo_dagster.orchestration.export.assets import build_exports
 from arroyo_dagster.orchestration.fleet import FLEET_CRON, WAITING_LIMIT, build_fleet, report_fleet
 from arroyo_dagster.orchestration.gc.assets import (
@@ -186,7 +185,7 @@ class ArroyoOptions:
     exports: Sequence[TableExport] = ()
     fork: StateFork | None = None
     bootstrapped_state: str | None = None
-    dataflows: Sequence[str | Path | Dataflow | SdfGraph] = ()
+    dataflows: Sequence[DataflowSource] = ()
     sdf: SdfOptions | None = None
     private_columns: Sequence[str] = ()
 
@@ -416,7 +415,7 @@ class _Parts:
         named = [*sdf.private.patterns, *self.options.private_columns]
         return replace(sdf, private=PrivateColumns.of(named)) if named else sdf
 
-    def _graph(self, dataflow: str | Path | Dataflow | SdfGraph) -> SdfGraph:
+    def _graph(self, dataflow: DataflowSource) -> SdfGraph:
         graph = load_graph(dataflow)
         return replace(graph, deployment=graph.deployment or self.names.deployment)
 

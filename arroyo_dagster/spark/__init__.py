@@ -1,1 +1,1 @@
-"""Run pipelines, compaction, gc, queries and dataflows on Spark."""
+"""Compaction, gc, verify, queries and bootstraps on Spark; pipelines are in `engine`."""

@@ -16,12 +16,22 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.redaction import redact_text, redacted_cause
-from arroyo_dagster.spark.holders.messages import ENDED_STEP, WorkerEndedError
 from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
     from pyspark.sql import DataFrame, SparkSession
+
+ENDED_STEP = (
+    "a function that calls `os._exit`, a native library that crashes, or a lack of memory "
+    "(signal 9) ends a process: correct the function, or give the workers more memory; nothing of "
+    "the epoch was published"
+)
+
+
+class WorkerEndedError(StorageError):
+    """The process that held a subtask ended while it ran a function of the user."""
+
 
 _PYTHON_ERROR = re.compile(r"(?!(org|java|scala|com|io)\.)[A-Za-z_.]+(Error|Exception): ")
 _MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")

@@ -1,23 +1,15 @@
-"""Pipelines with their user code, packed for processes that may lack the user's modules."""
+"""Pickles with user code, for processes that may lack the user's modules."""
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import sys
 import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-
-_REMEMBERED_PIPELINES = 64
-_PIPELINES: dict[str, Pipeline] = {}
 _PACKING = threading.Lock()
 """Guards cloudpickle's registry, which is global to the process, against concurrent runs."""
 
@@ -40,40 +32,6 @@ def user_code_by_value() -> Iterator[None]:
             cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
             registered.callback(cloudpickle.unregister_pickle_by_value, module)
         yield
-
-
-@dataclass(frozen=True, slots=True)
-class PackedPipeline:
-    """A pipeline with its user code, pickled once per run and unpickled once per process."""
-
-    data: bytes
-    digest: str
-
-    @classmethod
-    def pack(cls, pipeline: Pipeline) -> PackedPipeline:
-        """Pickle a pipeline, including the code of modules that are not installed.
-
-        Raises:
-            InputError: a part of it cannot be pickled.
-        """
-        try:
-            with user_code_by_value():
-                data = pickled(pipeline)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"the pipeline cannot be sent to Spark's workers ({error})",
-                pipeline=pipeline.name,
-                next_step="open files, connections and locks in on_start, not earlier",
-            ) from error
-        return cls(data, hashlib.sha256(data).hexdigest())
-
-    def unpack(self) -> Pipeline:
-        """Return the pipeline; in one process, repeated calls return the same object."""
-        pipeline = _PIPELINES.pop(self.digest, None) or pickle.loads(self.data)
-        _PIPELINES[self.digest] = pipeline  # keeps the order of use, oldest first
-        while len(_PIPELINES) > _REMEMBERED_PIPELINES:
-            del _PIPELINES[next(iter(_PIPELINES))]
-        return pipeline
 
 
 def _modules_not_installed() -> list[ModuleType]:

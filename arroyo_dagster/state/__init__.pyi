@@ -95,19 +95,6 @@ from .operations.verify.job import verify_job as verify_job
 from .planning.exports import TableExport as TableExport
 from .planning.exports import TargetOptions as TargetOptions
 from .planning.privacy import PrivateColumns as PrivateColumns
-from .runtime.connectors import ParquetReplay as ParquetReplay
-from .runtime.connectors import ParquetSink as ParquetSink
-from .runtime.connectors import TableSource as TableSource
-from .runtime.in_process import run_pipeline as run_pipeline
-from .runtime.operators import Collector as Collector
-from .runtime.operators import Operator as Operator
-from .runtime.operators import OperatorContext as OperatorContext
-from .runtime.operators import Sink as Sink
-from .runtime.operators import Source as Source
-from .runtime.pipeline import Pipeline as Pipeline
-from .runtime.pipeline import Stream as Stream
-from .runtime.pipeline_run import RunOutcome as RunOutcome
-from .runtime.stop_requests import request_stop as request_stop
 from .storage import MemoryStore as MemoryStore
 from .storage import ObjectStore as ObjectStore
 from .storage import WriteProtected as WriteProtected
@@ -126,12 +113,6 @@ from .tables.global_keyed import global_table_config as global_table_config
 from .tables.global_keyed import (
     global_table_config_with_version as global_table_config_with_version,
 )
-from .tables.keyed.definition import keyed_state as keyed_state
-from .tables.keyed.definition import keyed_timers as keyed_timers
-from .tables.keyed.states import ListState as ListState
-from .tables.keyed.states import MapState as MapState
-from .tables.keyed.states import ValueState as ValueState
-from .tables.keyed.timers import Timers as Timers
 from .tables.known.catalogue import Catalogue as Catalogue
 from .tables.known.catalogue import default_catalogue as default_catalogue
 from .tables.known.catalogue import register_table as register_table

@@ -32,6 +32,7 @@ ROOT_PAGES = {
 
 API_PAGES = {
     "reference/python-state.md": "arroyo_dagster/state/__init__.pyi",
+    "reference/python-engine.md": "arroyo_dagster/engine/__init__.pyi",
     "reference/python-dagster.md": "arroyo_dagster/orchestration/__init__.pyi",
     "reference/python-sdf.md": "arroyo_dagster/sdf.py",
 }
@@ -42,6 +43,7 @@ GENERATED = (CLI_PAGE, *API_PAGES)
 
 TITLES = {
     "reference/python-state.md": ("Python: state", "arroyo_dagster.state"),
+    "reference/python-engine.md": ("Python: engine", "arroyo_dagster.engine"),
     "reference/python-dagster.md": ("Python: Dagster", "arroyo_dagster"),
     "reference/python-sdf.md": ("Python: SDF", "arroyo_dagster.sdf"),
 }

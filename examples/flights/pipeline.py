@@ -19,12 +19,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from arroyo_dagster.engine import (
+    Collector,
+    Operator,
+    OperatorContext,
+    ParquetReplay,
+    ParquetSink,
+    Pipeline,
+)
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.hashing.routing import key_hashes
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import ParquetReplay, ParquetSink
-from arroyo_dagster.state.runtime.operators import Collector, Operator, OperatorContext
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.tables.expiring_time_key import timestamp_table_config
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 

@@ -38,7 +38,8 @@ from arroyo_dagster.dataflow.topics.lines import Lines
 from arroyo_dagster.dataflow.topics.wiring import FileSource, wire
 from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.sql import Tables
-from arroyo_dagster.state import TableSource, open_store, run_pipeline
+from arroyo_dagster.engine import TableSource, run_pipeline
+from arroyo_dagster.state import open_store
 from tests.benchmarks.test_start_up import CALLED, processor_seconds
 from tests.dataflows import Flow, builder, definition, reader, row_of
 
@@ -328,8 +329,8 @@ def four_services() -> Dataflow:
 
 def run_four_services(folder: Path) -> SparkRun:
     """Run them on two cores of Spark, with as many rounds as the records make."""
-    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-    from arroyo_dagster.spark.pipeline import SparkOptions
+    from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+    from arroyo_dagster.spark.engine.pipeline import SparkOptions
     from arroyo_dagster.spark.session import open_session
     from arroyo_dagster.spark.settings import SparkSettings
 
@@ -365,7 +366,7 @@ def run_four_services(folder: Path) -> SparkRun:
             ends.append(time.perf_counter())
 
     options = SparkOptions(spark=SparkSettings(master="local[2]"))
-    with patch("arroyo_dagster.spark.pipeline.open_session", timed):
+    with patch("arroyo_dagster.spark.engine.pipeline.open_session", timed):
         outcome = run_pipelines(pipelines, store, options, between=wired.between, on_epoch=on_epoch)
     rounds = [after - before for before, after in pairwise(ends)]
     return SparkRun(starts, session_seconds, rounds, sum(outcome.epochs.values()))

@@ -18,21 +18,20 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arroyo_dagster.spark.pipeline import SparkRun
-from arroyo_dagster.spark.session import open_session
-from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
     Operator,
     OperatorContext,
     ParquetReplay,
     ParquetSink,
     Pipeline,
-    TableConfig,
     keyed_state,
     keyed_timers,
-    open_store,
 )
+from arroyo_dagster.spark.engine.pipeline import SparkRun
+from arroyo_dagster.spark.session import open_session
+from arroyo_dagster.spark.settings import SparkSettings
+from arroyo_dagster.state import TableConfig, open_store
 from tests.benchmarks.streams import (
     GAP_MILLIS,
     RETENTION_MILLIS,

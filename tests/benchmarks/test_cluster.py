@@ -27,9 +27,9 @@ JOB = JobPaths(JobId("main"), PipelineId("digests"))
 PROGRAM = """
 import hashlib
 import pyarrow as pa
-from arroyo_dagster.state.runtime.operators import Operator
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.connectors import TableSource
+from arroyo_dagster.engine.operators import Operator
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.connectors import TableSource
 from arroyo_dagster.state.tables.global_keyed import global_table_config
 
 ROWS, EPOCHS = 20_000, {epochs}

@@ -23,13 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import ValueState, keyed_state
 from arroyo_dagster.state import (
     DeleteKey,
     KeyTimeView,
     ObjectStore,
-    ValueState,
     global_table_config,
-    keyed_state,
     open_store,
     timestamp_table_config,
 )

@@ -25,7 +25,8 @@ from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_webserver.app import create_app_from_workspace_process_context
 
-from arroyo_dagster.state import JobPaths, ParquetBackend, open_store, run_pipeline
+from arroyo_dagster.engine import run_pipeline
+from arroyo_dagster.state import JobPaths, ParquetBackend, open_store
 from arroyo_dagster.state.codec.bincode.codec import encode
 from tests.dataflows import Clock, Flow
 from tests.fleets import SECOND, Written, legacy_job, protocol_job

@@ -15,11 +15,12 @@ pytestmark = pytest.mark.clusters
 APPLICATION = """
 import json, sys
 import pyarrow as pa, pyarrow.compute as pc
-from arroyo_dagster.spark.connectors import KafkaSink, SparkSource
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.spark.engine.connectors import KafkaSink, SparkSource
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state import Operator, Pipeline, global_table_config, open_store
+from arroyo_dagster.engine import Operator, Pipeline
+from arroyo_dagster.state import global_table_config, open_store
 
 servers, folder, ivy, connector, documentation = sys.argv[1:]
 settings = SparkSettings(

@@ -19,11 +19,11 @@ DRIVER = """
 import json, sys
 from dataclasses import replace
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.operations.verify.job import verify_job
-from arroyo_dagster.state.runtime.loading import load_pipeline
+from arroyo_dagster.engine.loading import load_pipeline
 from arroyo_dagster.state.storage import open_store
 
 given = json.loads(sys.argv[1])

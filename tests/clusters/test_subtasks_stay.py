@@ -23,7 +23,7 @@ SUBTASKS, EPOCHS, AFTER = 8, 100, 20
 DRIVER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.storage import open_store

@@ -22,15 +22,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state import (
-    JobPaths,
-    Layout,
-    MemoryStore,
-    ParquetBackend,
-    StatePath,
-    list_jobs,
-    run_pipeline,
-)
+from arroyo_dagster.engine import run_pipeline
+from arroyo_dagster.state import JobPaths, Layout, MemoryStore, ParquetBackend, StatePath, list_jobs
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, GlobalKeyedFiles
 from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.compat.arroyo import ARCHIVES, members

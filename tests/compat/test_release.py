@@ -13,15 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster.cli import main
-from arroyo_dagster.state import (
-    Layout,
-    ObjectStore,
-    Pipeline,
-    list_jobs,
-    open_store,
-    run_pipeline,
-    verify_job,
-)
+from arroyo_dagster.engine import Pipeline, run_pipeline
+from arroyo_dagster.state import Layout, ObjectStore, list_jobs, open_store, verify_job
 from tests.compat.arroyo import DATA
 from tests.jobs import word_job
 

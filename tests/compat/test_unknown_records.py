@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from arroyo_dagster.engine import Pipeline, request_stop, run_pipeline
 from arroyo_dagster.errors import ArroyoStateError, FormatError
 from arroyo_dagster.state import (
     ArroyoControl,
@@ -26,17 +27,14 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     OperatorId,
-    Pipeline,
     RewriteOptions,
     StatePath,
     TableName,
     WindowOptions,
     pin_epoch,
     plan_rollback,
-    request_stop,
     run_compaction,
     run_gc,
-    run_pipeline,
     run_rewrite,
     run_rollback,
     run_undo,

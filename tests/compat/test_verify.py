@@ -15,6 +15,7 @@ from _pytest.mark import ParameterSet
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
+from arroyo_dagster.engine import run_pipeline
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.state import (
     JobId,
@@ -31,7 +32,6 @@ from arroyo_dagster.state import (
     list_jobs,
     open_store,
     read_rows,
-    run_pipeline,
     verify_job,
 )
 from tests import shares

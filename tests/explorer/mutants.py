@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from arroyo_dagster.engine import merged_files
 from arroyo_dagster.state import Layout
 from arroyo_dagster.state.codec import gc as codec
 from arroyo_dagster.state.metadata import lease as lease_module
@@ -34,7 +35,6 @@ from arroyo_dagster.state.operations.verify import edits as verified_edits
 from arroyo_dagster.state.planning.gc import dead_jobs, expiry, orphans
 from arroyo_dagster.state.planning.gc.orphans import Reason
 from arroyo_dagster.state.planning.verify import edits as planned_edits
-from arroyo_dagster.state.runtime import merged_files
 from tests.explorer import world
 from tests.explorer.remembering import NAMES
 from tests.formats import JobPins, ObjectKind, Packed, objects

@@ -21,6 +21,8 @@ from unittest import mock
 
 import pyarrow as pa
 
+from arroyo_dagster.engine import Pipeline
+from arroyo_dagster.engine.start_checks import StartChecks
 from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
 from arroyo_dagster.state import (
     Checkpoint,
@@ -34,7 +36,6 @@ from arroyo_dagster.state import (
     Layout,
     OperatorCheckpoint,
     OperatorId,
-    Pipeline,
     PlanKind,
     Retention,
     RewriteOptions,
@@ -73,7 +74,6 @@ from arroyo_dagster.state.operations.surgery.rebuild import execute as rebuild_m
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ReadableObjects
 from arroyo_dagster.state.planning.restore import partially_collected as collected_module
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
-from arroyo_dagster.state.runtime.start_checks import StartChecks
 from arroyo_dagster.state.storage import concurrency, conditional_create
 from arroyo_dagster.state.tables.merge import rewrite as rewriting_module
 from arroyo_dagster.state.tables.merge import task as merging_module

@@ -7,28 +7,30 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import (
+    Collector,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+    run_pipeline,
+)
 from arroyo_dagster.state import (
     Checkpoint,
-    Collector,
     Epoch,
     JobId,
     JobPaths,
     MemoryStore,
-    Operator,
     OperatorCheckpoint,
-    OperatorContext,
     OperatorId,
     ParquetBackend,
-    Pipeline,
     PipelineId,
     TableManager,
     TableName,
-    TableSource,
     TaskInfo,
     WorkerGeneration,
     global_table_config,
     range_for_server,
-    run_pipeline,
 )
 from tests.formats import ExpiringTimeKeyFiles, decode_file
 from tests.internals import LocalRun, merge_operator

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state import (
     Epoch,
@@ -14,12 +15,10 @@ from arroyo_dagster.state import (
     JobPaths,
     Layout,
     MemoryStore,
-    Pipeline,
     PipelineId,
     StatePath,
     pin_epoch,
     run_gc,
-    run_pipeline,
 )
 from tests.gc_jobs import expiry
 from tests.internals import purge, read_pins, run_undelete

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import LeaseHeldError, cli
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import ConflictError, InputError, NotFoundError, StorageError
 from arroyo_dagster.state import (
     Epoch,
@@ -21,14 +22,12 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    Pipeline,
     PlanKind,
     WriteProtected,
     list_jobs,
     open_store,
     plan_gc,
     plan_rollback,
-    run_pipeline,
     run_rollback,
     verify_job,
 )

@@ -47,12 +47,12 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.export import epochs, tables
+from arroyo_dagster.state.operations.export.delta_table import OpenDeltaTable
 from arroyo_dagster.state.operations.export.epochs import change_feed
+from arroyo_dagster.state.operations.export.iceberg_table import OpenIcebergTable
+from arroyo_dagster.state.operations.export.lake_table import OpenTable
 from arroyo_dagster.state.operations.export.tables import SOURCE, LakeTarget
 from arroyo_dagster.state.operations.export.targets import ExportUnit
-from arroyo_dagster.state.runtime.delta_table import OpenDeltaTable
-from arroyo_dagster.state.runtime.iceberg_table import OpenIcebergTable
-from arroyo_dagster.state.runtime.lake_table import OpenTable
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.internals import CHANGE, Change
 from tests.jobs import as_multiset, copy_into, listing, written_by_word_job

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from arroyo_dagster.state import ParquetBackend, open_store, run_pipeline
+from arroyo_dagster.engine import run_pipeline
+from arroyo_dagster.state import ParquetBackend, open_store
 from examples.flights.pipeline import FLIGHTS, flights_pipeline
 from examples.flights.verify import JOB, differences, found_totals, prove
 from tests.internals import LocalRun

@@ -151,7 +151,7 @@ def test_run_of_a_pipeline_imports_its_file_and_its_neighbours(folder: Path, tar
 
 PACK = """
 import sys
-from arroyo_dagster.spark.worker import PackedPipeline
+from arroyo_dagster.spark.engine.worker import PackedPipeline
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
 from arroyo_dagster.dataflow.runtime.service import build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
@@ -170,7 +170,7 @@ open(out, "wb").write(PackedPipeline.pack(pipeline).data)
 """
 WORKER = """
 import sys
-from arroyo_dagster.spark.worker import PackedPipeline
+from arroyo_dagster.spark.engine.worker import PackedPipeline
 
 pipeline = PackedPipeline(open(sys.argv[1], "rb").read(), "x").unpack()
 assert "shop_named" not in sys.modules

@@ -30,6 +30,7 @@ from arroyo_dagster import (
     run_gc,
     unpin_epochs,
 )
+from arroyo_dagster.engine.in_process import LocalRun
 from arroyo_dagster.errors import (
     ArroyoStateError,
     ConflictError,
@@ -47,7 +48,6 @@ from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
 from arroyo_dagster.state.operations.gc.steps import Pace
 from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.runtime.in_process import LocalRun
 from arroyo_dagster.state.storage.store import DeleteOutcome, Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.explorer import mutants

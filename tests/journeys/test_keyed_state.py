@@ -13,28 +13,30 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import (
+    Collector,
+    Operator,
+    OperatorContext,
+    Pipeline,
+    TableSource,
+    keyed_state,
+    keyed_timers,
+    run_pipeline,
+    task,
+)
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.state import (
-    Collector,
     CompactionPolicy,
     CompactionSettings,
     GcOptions,
     Layout,
     MemoryStore,
     ObjectStore,
-    Operator,
-    OperatorContext,
     ParquetBackend,
-    Pipeline,
-    TableSource,
-    keyed_state,
-    keyed_timers,
     run_compaction,
     run_gc,
-    run_pipeline,
     verify_job,
 )
-from arroyo_dagster.state.runtime import task
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
 from tests.internals import LocalRun

@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
+from arroyo_dagster.engine import Pipeline, request_stop, run_pipeline
+from arroyo_dagster.engine.stop_requests import requested_stop
 from arroyo_dagster.errors import ConflictError, InputError, ProtocolError, StorageError
 from arroyo_dagster.state import (
     CheckpointState,
@@ -26,19 +28,15 @@ from arroyo_dagster.state import (
     ObjectStore,
     OperatorId,
     ParquetBackend,
-    Pipeline,
     StatePath,
     WriteProtected,
     list_epochs,
     list_jobs,
     open_store,
     plan_compaction,
-    request_stop,
     run_compaction,
     run_gc,
-    run_pipeline,
 )
-from arroyo_dagster.state.runtime.stop_requests import requested_stop
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import LegacyCheckpoint, metadata
 from tests.formats import state_pb2 as pb

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from arroyo_dagster import cli
+from arroyo_dagster.engine import run_pipeline
 from arroyo_dagster.errors import FormatError
 from arroyo_dagster.state import (
     CheckpointState,
@@ -23,7 +24,6 @@ from arroyo_dagster.state import (
     find_job,
     list_epochs,
     open_store,
-    run_pipeline,
 )
 from arroyo_dagster.state.operations.catalog.jobs import EpochSummary
 from tests.compat.arroyo import unpack

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pytest
 
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import (
     ConflictError,
     FormatError,
@@ -33,7 +34,6 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    Pipeline,
     PlanKind,
     Retention,
     RollbackOutcome,
@@ -43,7 +43,6 @@ from arroyo_dagster.state import (
     plan_rollback,
     run_compaction,
     run_gc,
-    run_pipeline,
     run_rollback,
     unpin_epochs,
     verify_job,

@@ -11,16 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from arroyo_dagster.engine import Collector, Operator, OperatorContext, Pipeline
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
-    Collector,
     CompactionPolicy,
     CompactionSettings,
     ExpiringTimeKeyTable,
     MemoryStore,
-    Operator,
-    OperatorContext,
-    Pipeline,
     TableConfig,
     TableName,
     WriteProtected,

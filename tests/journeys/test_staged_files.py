@@ -13,6 +13,8 @@ import pytest
 
 from arroyo_dagster.dataflow.topics.cells import JsonLines
 from arroyo_dagster.dataflow.topics.sinks import KeptSink, LinesFolderSink
+from arroyo_dagster.engine import run_pipeline
+from arroyo_dagster.engine.connectors import FolderSink
 from arroyo_dagster.state import (
     Epoch,
     GcOptions,
@@ -21,9 +23,7 @@ from arroyo_dagster.state import (
     StatePath,
     plan_gc,
     run_gc,
-    run_pipeline,
 )
-from arroyo_dagster.state.runtime.connectors import FolderSink
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import ObjectKind, object_name
 from tests.gc_jobs import DAY, Clock, clock_of_all, orphans

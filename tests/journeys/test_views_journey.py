@@ -10,17 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
-    MemoryStore,
     Operator,
     OperatorContext,
     Pipeline,
-    TableConfig,
     TableSource,
+    run_pipeline,
+)
+from arroyo_dagster.state import (
+    MemoryStore,
+    TableConfig,
     WriteProtected,
     read_rows,
-    run_pipeline,
     timestamp_table_config,
     verify_job,
 )

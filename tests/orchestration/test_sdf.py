@@ -13,6 +13,7 @@ from arroyo_dagster.dataflow.definition.loading import load_with_packages
 from arroyo_dagster.dataflow.runtime.service import build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
+from arroyo_dagster.engine import run_pipeline
 from arroyo_dagster.orchestration import GcConfig, MaintenanceOptions
 from arroyo_dagster.orchestration.dataflow.assets import (
     SdfOptions,
@@ -20,7 +21,7 @@ from arroyo_dagster.orchestration.dataflow.assets import (
     sdf_dataflow_assets,
 )
 from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
-from arroyo_dagster.state import Checkpoint, run_pipeline
+from arroyo_dagster.state import Checkpoint
 from tests.word_services import random_words, run_words, words_dataflow, words_services
 
 FLOW = ("tests", "words")

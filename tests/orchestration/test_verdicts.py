@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from arroyo_dagster.state.runtime.in_process import run_pipeline
+from arroyo_dagster.engine.in_process import run_pipeline
 from arroyo_dagster.state.storage import open_store
 from tests.fleets import Written, protocol_job
 from tests.orchestration.launching import InProcess, in_process

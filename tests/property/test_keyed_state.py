@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from arroyo_dagster.state import GcOptions, ObjectStore, ParquetBackend, Pipeline, TableName, run_gc
+from arroyo_dagster.engine import Pipeline
+from arroyo_dagster.state import GcOptions, ObjectStore, ParquetBackend, TableName, run_gc
 from tests.gc_jobs import expiry
 from tests.internals import restored_rows
 from tests.jobs import SinkInto, output_of, state_of

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import ArroyoStateError, ProtocolError
 from arroyo_dagster.state import (
     Epoch,
@@ -21,12 +22,10 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    Pipeline,
     PlanKind,
     Retention,
     plan_gc,
     plan_rollback,
-    run_pipeline,
     run_rollback,
 )
 from arroyo_dagster.state.codec.derived import encode

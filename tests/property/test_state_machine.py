@@ -18,8 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from arroyo_dagster.engine import Collector, Operator, OperatorContext, Pipeline
+from arroyo_dagster.engine.task import LevelTask
 from arroyo_dagster.state import (
-    Collector,
     CompactionOptions,
     CompactionPolicy,
     CompactionSettings,
@@ -27,16 +28,12 @@ from arroyo_dagster.state import (
     JobPaths,
     MemoryStore,
     ObjectStore,
-    Operator,
-    OperatorContext,
-    Pipeline,
     TableConfig,
     global_table_config,
     run_compaction,
     run_gc,
     timestamp_table_config,
 )
-from arroyo_dagster.state.runtime.task import LevelTask
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.gc_jobs import expiry
 from tests.internals import LocalRun

@@ -22,11 +22,12 @@ from arroyo_dagster.dataflow.runtime.service import (
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.engine import TableSource, run_pipeline
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-from arroyo_dagster.spark.dataflow.states import register_states, state_frame
-from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state import TableSource, open_store, run_pipeline
+from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.engine.dataflow.states import register_states, state_frame
+from arroyo_dagster.spark.engine.pipeline import SparkOptions
+from arroyo_dagster.state import open_store
 from tests.seeds import soak_seeds
 from tests.word_services import (
     Kept,

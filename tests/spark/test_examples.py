@@ -19,9 +19,10 @@ from arroyo_dagster.dataflow.runtime.service import RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_binding
 from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.dataflow.views.view import Views
-from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-from arroyo_dagster.spark.pipeline import SparkOptions
-from arroyo_dagster.state import ObjectStore, Pipeline, open_store
+from arroyo_dagster.engine import Pipeline
+from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.engine.pipeline import SparkOptions
+from arroyo_dagster.state import ObjectStore, open_store
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = PROJECT / "examples" / "sdf"

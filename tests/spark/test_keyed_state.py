@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import ParquetSink, Pipeline, TableSource
+from arroyo_dagster.engine import run_pipeline as run_in_process
 from arroyo_dagster.errors import ConflictError, InputError
-from arroyo_dagster.spark.pipeline import run_pipeline
-from arroyo_dagster.state import ParquetSink, Pipeline, TableSource, open_store
-from arroyo_dagster.state import run_pipeline as run_in_process
+from arroyo_dagster.spark.engine.pipeline import run_pipeline
+from arroyo_dagster.state import open_store
 from tests.formats import EditOutcome, KeyDeletion
 from tests.internals import AssumedJobs, JobDirectory, run_managed_edit
 from tests.jobs import output_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.spark.engine.pipeline import run_pipeline
 from tests.kills import kill_and_finish, kill_and_finish_story
 
 pytestmark = pytest.mark.usefixtures("session")  # in which the last run of each ends

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from arroyo_dagster.engine import Pipeline
+from arroyo_dagster.engine import run_pipeline as run_in_process
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.state import Layout, Pipeline, open_store
-from arroyo_dagster.state import run_pipeline as run_in_process
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.state import Layout, open_store
 from tests.internals import JobRun
 from tests.words import newest, output_of, random_words, tables_of, words_pipeline
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from arroyo_dagster.engine import Pipeline, run_pipeline
 from arroyo_dagster.errors import ConflictError, StorageError
 from arroyo_dagster.spark.compaction import run_compaction_on_spark
 from arroyo_dagster.spark.gc import run_gc_on_spark
@@ -23,12 +24,10 @@ from arroyo_dagster.state import (
     Layout,
     ObjectStore,
     ParquetBackend,
-    Pipeline,
     RewriteOptions,
     WorkerGeneration,
     open_store,
     run_compaction,
-    run_pipeline,
     run_rewrite,
 )
 from tests.arroyo_jobs import ArroyoJob, begun, content, expect_whole, stopped

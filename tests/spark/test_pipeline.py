@@ -9,22 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import Collector, Operator, OperatorContext, Pipeline, TableSource
+from arroyo_dagster.engine import run_pipeline as run_in_process
 from arroyo_dagster.errors import ConflictError, InputError
-from arroyo_dagster.spark import pipeline as pipeline_on_spark
-from arroyo_dagster.spark import worker
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
-from arroyo_dagster.spark.worker import SmallEpochs
-from arroyo_dagster.state import (
-    Collector,
-    Operator,
-    OperatorContext,
-    Pipeline,
-    TableSource,
-    open_store,
-    plan_rollback,
-    run_rollback,
-)
-from arroyo_dagster.state import run_pipeline as run_in_process
+from arroyo_dagster.spark.engine import pipeline as pipeline_on_spark
+from arroyo_dagster.spark.engine import worker
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.spark.engine.worker import SmallEpochs
+from arroyo_dagster.state import open_store, plan_rollback, run_rollback
 from tests.compat.arroyo import DATA
 from tests.internals import JobRun
 from tests.seeds import soak_seeds

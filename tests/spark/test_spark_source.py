@@ -17,9 +17,9 @@ import pytest
 
 from arroyo_dagster import ParquetSink, Pipeline, RunOutcome, open_store, plan_rollback
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.spark.connectors import SparkSink, SparkSource
-from arroyo_dagster.spark.connectors.queries import StagingQueries
-from arroyo_dagster.spark.pipeline import SparkOptions, run_pipeline
+from arroyo_dagster.spark.engine.connectors import SparkSink, SparkSource
+from arroyo_dagster.spark.engine.connectors.queries import StagingQueries
+from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from tests.faulty_stores import Crash
 from tests.spark.test_staging import staged_rows
@@ -129,9 +129,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from arroyo_dagster.spark import session
-from arroyo_dagster.spark.connectors.binding import bound_to_run
-from arroyo_dagster.spark.connectors.queries import StagingQueries
-from arroyo_dagster.spark.staging import Staging
+from arroyo_dagster.spark.engine.connectors.binding import bound_to_run
+from arroyo_dagster.spark.engine.connectors.queries import StagingQueries
+from arroyo_dagster.spark.engine.staging import Staging
 from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from arroyo_dagster.state.storage.local_disk import LocalDiskStore
 from tests.spark.test_spark_source import Place

@@ -14,9 +14,9 @@ import pytest
 from arroyo_dagster.dataflow.topics.cells import Shape
 from arroyo_dagster.dataflow.topics.records import RECORDS
 from arroyo_dagster.errors import ProtocolError, StorageError
-from arroyo_dagster.spark.connectors.queries import SparkStream
-from arroyo_dagster.spark.dataflow.topics import TopicRecords
-from arroyo_dagster.spark.staging import StagedSource, Staging, staged_batches
+from arroyo_dagster.spark.engine.connectors.queries import SparkStream
+from arroyo_dagster.spark.engine.dataflow.topics import TopicRecords
+from arroyo_dagster.spark.engine.staging import StagedSource, Staging, staged_batches
 from arroyo_dagster.state import StatePath, open_store
 
 DATA = Path(__file__).parents[1] / "compat" / "data"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from arroyo_dagster.engine import run_pipeline as run_in_process
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark.pipeline import run_pipeline
+from arroyo_dagster.spark.engine.pipeline import run_pipeline
 from arroyo_dagster.state import open_store, verify_job
-from arroyo_dagster.state import run_pipeline as run_in_process
 from tests.located import KEYS, Places, counts_of, located_pipeline
 from tests.words import newest
 

@@ -19,9 +19,9 @@ from arroyo_dagster.dataflow.topics.bindings import (
 from arroyo_dagster.dataflow.topics.cells import Shape
 from arroyo_dagster.dataflow.topics.wiring import wire
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.spark.dataflow.pipelines import run_pipelines
-from arroyo_dagster.spark.dataflow.topics import SparkTopics
-from arroyo_dagster.spark.pipeline import SparkOptions
+from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines
+from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
+from arroyo_dagster.spark.engine.pipeline import SparkOptions
 from arroyo_dagster.state import StatePath, open_store
 from tests.spark.test_staging import staged_rows
 from tests.word_services import random_words, states_of, words_dataflow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import arroyo_dagster
-from arroyo_dagster import errors, state
+from arroyo_dagster import engine, errors, state
 
 PROJECT = Path(__file__).parents[2]
 STUBS = sorted((PROJECT / "arroyo_dagster").rglob("__init__.pyi"))
@@ -39,11 +39,10 @@ def test_neither_dagster_nor_pyspark_is_ever_loaded(statement: str) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    for name in state.__all__:
-        assert getattr(arroyo_dagster, name) is getattr(state, name)
-    for name in errors.__all__:
-        assert getattr(arroyo_dagster, name) is getattr(errors, name)
-    assert {*state.__all__, *errors.__all__} <= set(dir(arroyo_dagster))
+    for module in (state, engine, errors):
+        for name in module.__all__:
+            assert getattr(arroyo_dagster, name) is getattr(module, name)
+            assert name in dir(arroyo_dagster)
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda stub: stub.parent.name)

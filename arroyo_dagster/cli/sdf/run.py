@@ -58,15 +58,15 @@ from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
 from arroyo_dagster.dataflow.views.rendering import borderless, table_text
 from arroyo_dagster.dataflow.views.view import Views
+from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.planning.privacy import PrivateColumns
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from arroyo_dagster.spark.dataflow.topics import SparkTopics
+    from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
 
 _ENDLESS_INTERVAL = 1.0
 
@@ -256,7 +256,7 @@ def spark_topics(
         if location:
             raise click.UsageError("--spark-checkpoint: only with --spark")
         return None
-    from arroyo_dagster.spark.dataflow.topics import SparkTopics
+    from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
 
     return SparkTopics(store, location)
 
@@ -274,8 +274,8 @@ def run_pipelines(
     """Run pipelines in this process, or on Spark, where `follow` says whether to wait for more."""
     if spark is None or topics is None:
         return run_dataflow(pipelines, store, options, between=wired.between)
-    from arroyo_dagster.spark.dataflow.pipelines import run_pipelines as run_on_spark
-    from arroyo_dagster.spark.pipeline import SparkOptions
+    from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines as run_on_spark
+    from arroyo_dagster.spark.engine.pipeline import SparkOptions
 
     return run_on_spark(
         pipelines,

@@ -26,6 +26,7 @@ from arroyo_dagster.dataflow.topics.segments import FROM, offset_behind
 from arroyo_dagster.dataflow.views.namespaces import OFFSETS, SOURCES, stored_pairs
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
 from arroyo_dagster.dataflow.views.view import service_paths
+from arroyo_dagster.engine.source_state import source_tables
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.tree import CheckpointTree
@@ -41,7 +42,6 @@ from arroyo_dagster.state.operations.restore.revision import (
     restore_revised,
 )
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
-from arroyo_dagster.state.runtime.source_state import source_tables
 from arroyo_dagster.state.storage.store import ObjectStore
 
 ALL = "all"

@@ -35,9 +35,9 @@ from arroyo_dagster.dataflow.storage.state_tables import (
 )
 from arroyo_dagster.dataflow.storage.values import arrow_type
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
+from arroyo_dagster.engine.keyed.cells import Mask, Slots, grown
+from arroyo_dagster.engine.keyed.rows import KeyedRows, Keys
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.tables.keyed.cells import Mask, Slots, grown
-from arroyo_dagster.state.tables.keyed.rows import KeyedRows, Keys
 
 
 class BatchSlot(Protocol):

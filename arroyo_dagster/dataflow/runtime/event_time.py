@@ -8,8 +8,8 @@ from __future__ import annotations
 from arroyo_dagster.dataflow.definition.names import WATERMARK
 from arroyo_dagster.dataflow.definition.windows import Window, WindowDef, advanced
 from arroyo_dagster.dataflow.storage.engine_tables import WINDOWS, WindowBounds
+from arroyo_dagster.engine.operators import OperatorContext
 from arroyo_dagster.state.model.types import I64, U32, U64
-from arroyo_dagster.state.runtime.operators import OperatorContext
 
 
 class EventTime:

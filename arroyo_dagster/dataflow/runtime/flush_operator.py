@@ -50,9 +50,9 @@ from arroyo_dagster.dataflow.storage.values import bincode_type
 from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.snapshots import frame_of_rows
 from arroyo_dagster.dataflow.views.sql import StateTable, Tables
+from arroyo_dagster.engine.exchange import decode_table, encode_table
+from arroyo_dagster.engine.operators import Collector, OperatorContext
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.exchange import decode_table, encode_table
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.user_modules import begin_step
 
 LAST = "last"

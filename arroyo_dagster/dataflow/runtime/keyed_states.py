@@ -43,10 +43,10 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     stored_schemas,
 )
 from arroyo_dagster.dataflow.storage.state_tables import state_config, watermark_micros
+from arroyo_dagster.engine.exchange import encode_table
+from arroyo_dagster.engine.operators import Collector, OperatorContext
 from arroyo_dagster.state.model.tables import TableConfig
 from arroyo_dagster.state.model.types import I64, U32
-from arroyo_dagster.state.runtime.exchange import encode_table
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.user_modules import begin_step
 
 _MAX_WAITING_BYTES = 1 << 27

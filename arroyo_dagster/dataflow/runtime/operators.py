@@ -33,12 +33,12 @@ from arroyo_dagster.dataflow.views.frames import Frame, Pairs
 from arroyo_dagster.dataflow.views.snapshots import SnapshotReader
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import OwnerJob, StateView
+from arroyo_dagster.engine.operators import Operator, OperatorContext
 from arroyo_dagster.errors import NotFoundError
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.operators import Operator, OperatorContext
 from arroyo_dagster.state.storage.store import ObjectStore
 
 

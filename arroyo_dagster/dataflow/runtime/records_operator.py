@@ -58,9 +58,9 @@ from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_STAR
 from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG, Metrics
 from arroyo_dagster.dataflow.storage.payloads import SCALAR, Groups
 from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
+from arroyo_dagster.engine.operators import Collector, OperatorContext
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
 from arroyo_dagster.state.storage.concurrency import read_ahead
 from arroyo_dagster.user_modules import begin_step
 

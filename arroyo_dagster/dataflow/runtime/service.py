@@ -81,13 +81,13 @@ from arroyo_dagster.dataflow.storage.state_tables import flushed_config, state_c
 from arroyo_dagster.dataflow.topics.sinks import BothSinks, KeptSink, takes_one_subtask
 from arroyo_dagster.dataflow.views.snapshots import FLUSH, STATES
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
+from arroyo_dagster.engine.operators import Sink, Source
+from arroyo_dagster.engine.pipeline import Pipeline, Stream
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
 from arroyo_dagster.state.model.ids import TableName, checked_name
 from arroyo_dagster.state.model.tables import GlobalKeyedConfig
-from arroyo_dagster.state.runtime.operators import Sink, Source
-from arroyo_dagster.state.runtime.pipeline import Pipeline, Stream
 from arroyo_dagster.state.storage.store import ObjectStore
 
 SKIP, FAIL, DEAD_LETTER = "skip", "fail", "dead-letter"

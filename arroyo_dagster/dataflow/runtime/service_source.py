@@ -23,9 +23,9 @@ from arroyo_dagster.dataflow.storage.boundary import (
     topic_schema,
 )
 from arroyo_dagster.dataflow.views.view import OwnerJob
+from arroyo_dagster.engine.operators import Offset, Source
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
-from arroyo_dagster.state.runtime.operators import Offset, Source
 
 SOURCE, CLOCK, FILE = "_source", "_clock", "_file"
 TICK, IDLE = -1, -2

@@ -15,7 +15,7 @@ from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePl
 from arroyo_dagster.dataflow.runtime.record_batches import column, decode, decode_keys, place_in
 from arroyo_dagster.dataflow.runtime.steps import Place, Records, run_steps
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext
+from arroyo_dagster.engine.operators import Collector, OperatorContext
 
 
 class DeliverOperator(ServiceOperator):

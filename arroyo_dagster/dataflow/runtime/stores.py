@@ -26,8 +26,8 @@ from arroyo_dagster.dataflow.storage.state_tables import (
     updated_at_ms,
 )
 from arroyo_dagster.dataflow.storage.values import arrow_type, bincode_type
+from arroyo_dagster.engine.operators import OperatorContext
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
-from arroyo_dagster.state.runtime.operators import OperatorContext
 from arroyo_dagster.state.tables.key_index import KeyIndex
 from arroyo_dagster.state.tables.table import TaskInfo
 

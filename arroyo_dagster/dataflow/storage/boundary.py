@@ -1,7 +1,7 @@
 """The schemas that sources and sinks of topics must have.
 
-The source of a topic is a `state.runtime.operators.Source` with the schema `topic_schema(...)`. The
-sink of a topic is a `state.runtime.operators.Sink` that accepts rows of `SINK_SCHEMA`. Their
+The source of a topic is a `engine.operators.Source` with the schema `topic_schema(...)`. The
+sink of a topic is a `engine.operators.Sink` that accepts rows of `SINK_SCHEMA`. Their
 implementations decide how records are stored; `converters` decide how records are interpreted.
 """
 

@@ -15,12 +15,12 @@ from arroyo_dagster.dataflow.definition.names import LOG, METRICS, SCHEMAS, WATE
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import StateSchemaError
 from arroyo_dagster.dataflow.storage.state_changes import advice, state_changes
+from arroyo_dagster.engine.operators import OperatorContext
 from arroyo_dagster.state.codec.bincode.codec import Codec, codec_for
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.model.types import I64, U32, U64
-from arroyo_dagster.state.runtime.operators import OperatorContext
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable, global_table_config
 

@@ -31,9 +31,9 @@ from arroyo_dagster.dataflow.topics.sinks import KeptSink
 from arroyo_dagster.dataflow.topics.wiring import services_by_topic
 from arroyo_dagster.dataflow.views.namespaces import Namespaces
 from arroyo_dagster.dataflow.views.view import Views, service_paths
+from arroyo_dagster.engine.operators import Offset, Source
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
-from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.memory import MemoryStore
 
 

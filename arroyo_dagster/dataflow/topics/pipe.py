@@ -11,10 +11,10 @@ from typing import Protocol
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
+from arroyo_dagster.engine.operators import Offset, Source
 from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _WAITING_LINES = 100_000

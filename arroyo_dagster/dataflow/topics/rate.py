@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.topics.records import RECORDS, Found, record_batches
+from arroyo_dagster.engine.operators import Offset, Source
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.clock import Clock, wall_clock_ms
-from arroyo_dagster.state.runtime.operators import Offset, Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from arroyo_dagster.dataflow.topics.records import Found, record_batches
 from arroyo_dagster.dataflow.topics.segments import FROM, SegmentSource, SegmentSplit
 from arroyo_dagster.dataflow.views.namespaces import stored_offsets
 from arroyo_dagster.dataflow.views.view import OwnerJob, service_paths
+from arroyo_dagster.engine.operators import Offset
+from arroyo_dagster.engine.pipeline import Pipeline
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.runtime.operators import Offset
-from arroyo_dagster.state.runtime.pipeline import Pipeline
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _WHOLE, _PARTIAL = "dead letters", "dead letters, partial"

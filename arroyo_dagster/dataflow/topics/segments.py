@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.dataflow.topics.records import RECORDS
+from arroyo_dagster.engine.operators import Offset, Source
 from arroyo_dagster.errors import (
     FormatError,
     InputError,
@@ -29,7 +30,6 @@ from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.numbers import number_pattern
-from arroyo_dagster.state.runtime.operators import Offset, Source
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _NAME = re.compile(rf"({number_pattern(7)})-({number_pattern(3)})-[0-9a-f]{{16}}\.parquet")

@@ -11,6 +11,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.topics.cells import Shape, typed_table
+from arroyo_dagster.engine.connectors import (
+    PRE_COMMIT,
+    BufferingSink,
+    FolderSink,
+    remove_left_staged,
+)
+from arroyo_dagster.engine.operators import Collector, OperatorContext, Sink
 from arroyo_dagster.errors import InputError, NotFoundError, ProtocolError, StorageError
 from arroyo_dagster.state.codec.bincode.codec import codec_for
 from arroyo_dagster.state.codec.parquet import encode_rows
@@ -18,13 +25,6 @@ from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.tables import TableConfig
-from arroyo_dagster.state.runtime.connectors import (
-    PRE_COMMIT,
-    BufferingSink,
-    FolderSink,
-    remove_left_staged,
-)
-from arroyo_dagster.state.runtime.operators import Collector, OperatorContext, Sink
 from arroyo_dagster.state.storage.remote.open import get_storage_provider, open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import global_table_config

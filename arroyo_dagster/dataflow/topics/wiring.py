@@ -39,10 +39,10 @@ from arroyo_dagster.dataflow.topics.sinks import (
     Writer,
 )
 from arroyo_dagster.dataflow.views.view import service_paths
+from arroyo_dagster.engine.operators import Offset, Sink, Source
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
 from arroyo_dagster.redaction import redact_url, register_settings, register_url
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.runtime.operators import Offset, Sink, Source
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 

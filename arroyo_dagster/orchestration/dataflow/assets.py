@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from arroyo_dagster.dataflow.definition.definition import Dataflow, StateDef
 from arroyo_dagster.orchestration import rendering as shown
 from arroyo_dagster.orchestration.check_results import check_result, yield_and_report
-from arroyo_dagster.orchestration.dataflow.graph import SdfGraph
+from arroyo_dagster.orchestration.dataflow.graph import DataflowSource, SdfGraph
 from arroyo_dagster.orchestration.failures import as_failure
 from arroyo_dagster.orchestration.requests import BACKGROUND_TAGS, clock_schedule
 from arroyo_dagster.orchestration.resources import ArroyoStateStore
@@ -33,6 +32,7 @@ from arroyo_dagster.state.planning.verify.findings import Verdict
 from arroyo_dagster.state.planning.verify.fleet import every_job_recent
 
 if TYPE_CHECKING:
+    from arroyo_dagster.dataflow.definition.definition import StateDef
     from arroyo_dagster.dataflow.views.summary import StateSummary
     from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -64,7 +64,7 @@ class SdfOptions:
     private: PrivateColumns = NOTHING_PRIVATE
 
 
-def load_graph(file: str | Path | Dataflow | SdfGraph) -> SdfGraph:
+def load_graph(file: DataflowSource) -> SdfGraph:
     """Read a dataflow.yaml as a graph of assets.
 
     Raises:
@@ -73,15 +73,13 @@ def load_graph(file: str | Path | Dataflow | SdfGraph) -> SdfGraph:
     """
     from arroyo_dagster.dataflow.definition.loading import load_dataflow
 
-    if isinstance(file, SdfGraph):
-        return file
-    if isinstance(file, Dataflow):
-        return SdfGraph(file)
-    return SdfGraph(load_dataflow(file)[0], file=Path(file))
+    if isinstance(file, str | Path):
+        return SdfGraph(load_dataflow(file)[0], file=Path(file))
+    return file if isinstance(file, SdfGraph) else SdfGraph(file)
 
 
 def sdf_dataflow_assets(
-    file: str | Path | Dataflow | SdfGraph,
+    file: DataflowSource,
     *,
     name: str | None = None,
     docs_url: str | None = None,
@@ -157,7 +155,7 @@ def build_dataflow_definitions(
 def observe_states(
     context: dg.AssetExecutionContext,
     arroyo_store: ArroyoStateStore,
-    file: str | Path | Dataflow | SdfGraph,
+    file: DataflowSource,
     *,
     options: SdfOptions | None = None,
 ) -> Iterator[Any]:
@@ -197,7 +195,7 @@ class StatesView:
         self._views = Views(store, graph.dataflow, private=options.private)
         self._summaries: dict[tuple[str, str], StateSummary] = {}
 
-    def summary(self, state: StateDef) -> "StateSummary":
+    def summary(self, state: "StateDef") -> "StateSummary":
         """Return the summary of one state."""
         from arroyo_dagster.dataflow.views.summary import summarise
 
@@ -208,7 +206,7 @@ class StatesView:
             )
         return self._summaries[name]
 
-    def check(self, state: StateDef, name: str) -> dg.AssetCheckResult:
+    def check(self, state: "StateDef", name: str) -> dg.AssetCheckResult:
         """Return one check of one state."""
         verdict = self._verdict(state, name)
         warns = name == NOT_STALE or verdict.passed
@@ -220,7 +218,7 @@ class StatesView:
             passed=not verdict.findings,
         )
 
-    def _verdict(self, state: StateDef, name: str) -> Verdict:
+    def _verdict(self, state: "StateDef", name: str) -> Verdict:
         from arroyo_dagster.dataflow.views.summary import keys_unique, ttl_effective
         from arroyo_dagster.dataflow.views.view import service_paths
         from arroyo_dagster.state.operations.catalog.footers import (

@@ -5,32 +5,30 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import dagster as dg
 
-from arroyo_dagster.dataflow.definition.definition import (
-    Dataflow,
-    Endpoint,
-    StateDef,
-    StateForm,
-    ValueKind,
-)
 from arroyo_dagster.orchestration.pipelines.lineage import reaches
 from arroyo_dagster.orchestration.pipelines.model import key_part
 from arroyo_dagster.orchestration.rendering import column_schema, with_commands
+
+if TYPE_CHECKING:
+    from arroyo_dagster.dataflow.definition.definition import Dataflow, Endpoint, StateDef
+else:
+    Dataflow = Any  # loaded by who has one; the fields of the component evaluate annotations
 
 _CODE = "dagster/code_references"
 TOPIC, SERVICE, STATE = "topic", "service", "state"
 _KINDS = {TOPIC: {"sdf", "topic"}, SERVICE: {"sdf", "python"}, STATE: {"sdf", "arroyo"}}
 
 
-def _description(kind: str, name: str, state: StateDef | None) -> str:
+def _description(kind: str, name: str, state: "StateDef | None") -> str:
     if kind == TOPIC:
         return f"The topic `{name}`, outside of Dagster."
     if state is None:
         return f"The service `{name}`: a streaming job. The sensor reports its epochs."
-    scalar = state.value_kind is ValueKind.SCALAR
+    scalar = state.scalar_type is not None
     kept = "never expires" if state.ttl_ms is None else f"expires after {state.ttl_ms / 1000:g} s"
     window = "" if state.window is None else "; shows the window that closed last"
     commands = [f"sdf show dataflow.yaml {state.owner}/{state.name}/state"]
@@ -41,9 +39,9 @@ def _description(kind: str, name: str, state: StateDef | None) -> str:
     return with_commands(text, commands)
 
 
-def _columns(state: StateDef) -> Iterator[tuple[str, str, bool]]:
+def _columns(state: "StateDef") -> Iterator[tuple[str, str, bool]]:
     yield "_key", state.key_type.value if state.key_type else "string", False
-    if state.value_kind is ValueKind.SCALAR and state.scalar_type is not None:
+    if state.scalar_type is not None:
         yield "value", state.scalar_type.value, False
     for column in state.columns:
         yield column.name, column.type.value, True
@@ -75,13 +73,15 @@ class SdfGraph:
         return "sdf_" + re.sub(r"\W", "_", f"{deployment}{self.name}")
 
     @property
-    def owned(self) -> tuple[StateDef, ...]:
+    def owned(self) -> tuple["StateDef", ...]:
         """Return the states that its services define."""
+        from arroyo_dagster.dataflow.definition.definition import StateForm
+
         services = self.dataflow.services.values()
         every = (state for service in services for state in service.states.values())
         return tuple(state for state in every if state.form is StateForm.TYPED)
 
-    def key_of(self, state: StateDef) -> dg.AssetKey:
+    def key_of(self, state: "StateDef") -> dg.AssetKey:
         """Return the key of a state's asset."""
         return self._spec(STATE, state.name, state).key
 
@@ -134,7 +134,7 @@ class SdfGraph:
         self,
         kind: str,
         name: str,
-        state: StateDef | None = None,
+        state: "StateDef | None" = None,
         deps: Sequence[dg.AssetKey] = (),
     ) -> dg.AssetSpec:
         deployment = [self.deployment] if self.deployment else []
@@ -156,7 +156,7 @@ class SdfGraph:
             metadata=metadata,
         )
 
-    def _code(self, state: StateDef | None) -> dict[str, Any]:
+    def _code(self, state: "StateDef | None") -> dict[str, Any]:
         """The line of the file that defines a state; the file for what is no state."""
         if self.file is None or (state is not None and state.package is not None):
             return {}
@@ -169,6 +169,10 @@ class SdfGraph:
             return {_CODE: dg.CodeReferencesMetadataValue(code_references=[code])}
 
 
-def _topics(endpoints: Sequence[Endpoint]) -> list[str]:
+DataflowSource: TypeAlias = str | Path | Dataflow | SdfGraph
+"""A dataflow.yaml, a definition, or its graph."""
+
+
+def _topics(endpoints: Sequence["Endpoint"]) -> list[str]:
     topics = [end.id for end in endpoints if end.kind == "topic" and end.id is not None]
     return list(dict.fromkeys(topics))

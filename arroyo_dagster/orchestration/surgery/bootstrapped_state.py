@@ -9,6 +9,7 @@ import dagster as dg
 from arroyo_dagster.orchestration.serving import Turn
 from arroyo_dagster.orchestration.surgery.state_change import ChangeConfig, build_change
 from arroyo_dagster.orchestration.translator import BOOTSTRAPPED_STATE, SPARK, Names
+from arroyo_dagster.user_modules import load_function
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.operations.surgery.window import PlannableEdit
@@ -30,8 +31,6 @@ def build_bootstrapped_state(names: Names, function: str) -> dg.Definitions:
 
     @contextmanager
     def edit(turn: Turn, config: BootstrapConfig, context: Any) -> Iterator["PlannableEdit"]:
-        from arroyo_dagster.state.runtime.loading import load_function
-
         called = load_function(function)
         # Only here: a mistake in the name of the function is told without Spark.
         from arroyo_dagster.spark.surgery.bootstrap import computed_bootstrap

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, ProtocolError
-from arroyo_dagster.spark.connectors.columns import arrow_type
+from arroyo_dagster.spark.columns import arrow_type
 from arroyo_dagster.spark.jobs import fetch_rows, slots
 from arroyo_dagster.spark.packing import user_code_by_value
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
@@ -35,8 +35,8 @@ from arroyo_dagster.state.operations.surgery.computed_rows import (
     TableTarget,
 )
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
-from arroyo_dagster.state.runtime.loading import call_function
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.user_modules import call_function
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

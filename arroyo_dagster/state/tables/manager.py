@@ -34,8 +34,7 @@ from arroyo_dagster.state.tables.global_keyed import (
     MigratableState,
     is_migratable,
 )
-from arroyo_dagster.state.tables.keyed.timers import Timers
-from arroyo_dagster.state.tables.keyed.view import KeyedView
+from arroyo_dagster.state.tables.keyed_forms import OpenKeyedState
 from arroyo_dagster.state.tables.messages import (
     CheckpointMessage,
     CommitData,
@@ -54,7 +53,7 @@ from arroyo_dagster.state.tables.time_views import (
 )
 
 _View = TypeVar("_View", bound=TimeView)
-_Keyed = TypeVar("_Keyed", bound=KeyedView)
+_Keyed = TypeVar("_Keyed", bound=OpenKeyedState)
 WriteSubtaskMetadata = Callable[[OperatorCheckpoint, int], object]
 
 
@@ -210,10 +209,6 @@ class TableManager:
             InputError: no such table, or it has another form.
         """
         return self._views.keyed(name, form)
-
-    def all_timers(self) -> dict[TableName, Timers]:
-        """Return every table of timers by name, in the order in which they are registered."""
-        return self._views.timers()
 
     # ---- messages --------------------------------------------------------------------------------
 

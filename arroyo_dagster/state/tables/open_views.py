@@ -24,10 +24,7 @@ from arroyo_dagster.state.tables.global_keyed import (
     GlobalKeyedView,
     is_migratable,
 )
-from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition, KeyedForm
-from arroyo_dagster.state.tables.keyed.states import ListState, MapState, ValueState
-from arroyo_dagster.state.tables.keyed.timers import Timers
-from arroyo_dagster.state.tables.keyed.view import KeyedView
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm, OpenKeyedState
 from arroyo_dagster.state.tables.messages import CheckpointMessage, RecordBatch, TableChange
 from arroyo_dagster.state.tables.table import TaskInfo
 from arroyo_dagster.state.tables.time_views import (
@@ -37,15 +34,8 @@ from arroyo_dagster.state.tables.time_views import (
 )
 
 _View = TypeVar("_View", bound=TimeView)
-_Keyed = TypeVar("_Keyed", bound=KeyedView)
+_Keyed = TypeVar("_Keyed", bound=OpenKeyedState)
 AnyTable = GlobalKeyedTable | ExpiringTimeKeyTable
-_KEYED: dict[KeyedForm, type[KeyedView]] = {
-    KeyedForm.VALUE: ValueState,
-    KeyedForm.LIST: ListState,
-    KeyedForm.MAP: MapState,
-    KeyedForm.EVENT_TIMERS: Timers,
-    KeyedForm.PROCESSING_TIMERS: Timers,
-}
 
 
 class OpenViews:
@@ -72,11 +62,11 @@ class OpenViews:
         self._send = send
         self.global_views: dict[TableName, GlobalKeyedView[Any, Any]] = {}
         self.time_views: dict[TableName, TimeView] = {}
-        self.keyed_views: dict[TableName, KeyedView] = {}
-        self._definitions = {
-            name: definition
+        self.keyed_views: dict[TableName, OpenKeyedState] = {}
+        self._forms = {
+            name: form
             for name, config in configs.items()
-            if (definition := KeyedDefinition.of(config)) is not None
+            if (form := KeyedForm.of(config)) is not None
         }
 
     def global_keyed(
@@ -139,31 +129,22 @@ class OpenViews:
         Raises:
             InputError: no such table, or it has another form.
         """
-        definition = self._definitions.get(TableName(name))
-        if definition is None or _KEYED[definition.form] is not kind:
+        if self._forms.get(TableName(name)) not in kind.forms:
             raise InputError(
                 f"the operator has no table {name!r} of the form of {kind.__name__}",
                 operator=self._task.operator,
-                tables={key: other.form.value for key, other in self._definitions.items()},
+                tables={other: form.value for other, form in self._forms.items()},
                 next_step="return keyed_state(…) or keyed_timers(…) from tables()",
             )
         view = self.keyed_views.get(TableName(name))
         if view is None:
             table = self._table(name, ExpiringTimeKeyTable)
-            view = kind(table, definition)
+            view = kind(table)
             files = self._restore_from(name, table)
             view.replay(table.stream(files, self._task.key_range))
             view.begin_epoch(self._loaded.clock_micros)
             self.keyed_views[TableName(name)] = view
         return cast(_Keyed, view)
-
-    def timers(self) -> dict[TableName, Timers]:
-        """Return all timers of the operator, in the order in which they were registered."""
-        return {
-            name: self.keyed(name, Timers)
-            for name, definition in self._definitions.items()
-            if definition.form.is_timers
-        }
 
     def begin_epoch(self, clock_micros: int) -> None:
         """Tell keyed views what time it is, by the engine's clock."""
@@ -194,8 +175,7 @@ class OpenViews:
             elif isinstance(view, UncachedKeyValueView):
                 view.go_on_from(time_files[name], self._cutoff(table))
         for keyed in self.keyed_views.values():
-            keyed.written(self._loaded.epoch)
-            keyed.stopped = then_stop
+            keyed.written(self._loaded.epoch, then_stop=then_stop)
 
     def _check_view(self, name: str, known: TimeView, kind: type[TimeView]) -> None:
         if type(known) is not kind:
@@ -218,7 +198,7 @@ class OpenViews:
         return files_to_carry(stored.files, self._cutoff(table), self._task.key_range)
 
     def _rows_table(self, name: str) -> ExpiringTimeKeyTable:
-        if TableName(name) in self._definitions:
+        if TableName(name) in self._forms:
             raise InputError(
                 "the table holds keyed state",
                 operator=self._task.operator,

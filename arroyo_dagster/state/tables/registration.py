@@ -12,7 +12,7 @@ from arroyo_dagster.state.model.ids import Epoch, TableName
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig, TableKind
 from arroyo_dagster.state.model.types import Type, same_layout
 from arroyo_dagster.state.planning.restore.schema_evolution import evolution, noted
-from arroyo_dagster.state.tables.keyed.definition import KeyedDefinition
+from arroyo_dagster.state.tables.keyed_forms import KeyedForm
 
 
 def as_stored(
@@ -88,8 +88,8 @@ def _changed(stored: TableConfig, config: TableConfig) -> str | None:
     before, now = stored.config, config.config
     if isinstance(before, ExpiringTimeKeyConfig) and isinstance(now, ExpiringTimeKeyConfig):
         memory_schema(before)  # raises an error if the stored schema is broken
-        forms = [KeyedDefinition.of(side) for side in (stored, config)]
-        earlier, later = (form.form.value if form else "no keyed state" for form in forms)
+        forms = [KeyedForm.of(side) for side in (stored, config)]
+        earlier, later = (form.value if form else "no keyed state" for form in forms)
         if earlier != later:
             return f"the table held {earlier}, and is now registered for {later}"
         changes = evolution(before, now)

@@ -23,7 +23,7 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.cli import common as grammar
 from arroyo_dagster.cli.spark import print_choice
-from arroyo_dagster.spark.pipeline import SparkOptions
+from arroyo_dagster.spark.engine.pipeline import SparkOptions
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.jobs import copy_into, run_word_job, word_job
@@ -244,8 +244,8 @@ MODULE = """
 from arroyo_dagster.state.storage.remote import open as opening
 from tests.jobs import word_job
 from arroyo_dagster.state.storage import MemoryStore
-from arroyo_dagster.state.runtime.pipeline import Pipeline
-from arroyo_dagster.state.runtime.pipeline_run import RunOutcome
+from arroyo_dagster.engine.pipeline import Pipeline
+from arroyo_dagster.engine.pipeline_run import RunOutcome
 
 PIPELINE = word_job(MemoryStore(), rows=12, sinks=0)
 NUMBER = 3
@@ -341,7 +341,7 @@ def test_spark_options_reach_the_runtime_on_spark(
         seen.update(options=options, on_epoch=on_epoch, pipeline=pipeline.name, url=store.url)
         return RunOutcome(epochs=0, newest=None, exhausted=False)
 
-    monkeypatch.setattr("arroyo_dagster.spark.pipeline.run_pipeline", on_spark)
+    monkeypatch.setattr("arroyo_dagster.spark.engine.pipeline.run_pipeline", on_spark)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "arroyo-state.toml").write_text(
         '[spark]\nmaster = "yarn"\nship = true\nfrom-mb = 3\nspark.a.b = "1"\nspark.c = "x y"\n'

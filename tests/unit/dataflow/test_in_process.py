@@ -16,14 +16,8 @@ from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.dataflow.topics.cells import JsonLines
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import AppendSink, KeptSink
-from arroyo_dagster.state import (
-    Collector,
-    MemoryStore,
-    Operator,
-    OperatorContext,
-    Pipeline,
-    TableSource,
-)
+from arroyo_dagster.engine import Collector, Operator, OperatorContext, Pipeline, TableSource
+from arroyo_dagster.state import MemoryStore
 from tests.stories import outcome, run_story, write_story
 
 COUNT = 7

@@ -19,24 +19,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark.holders.conversation import Conversation
-from arroyo_dagster.spark.holders.messages import Channel, Meeting, Secret, connect
-from arroyo_dagster.spark.holders.slot import ProcessId, WorkerSlot
-from arroyo_dagster.spark.holders.subtasks import LevelWork
-from arroyo_dagster.spark.worker import run_level
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
-    ObjectStore,
     Operator,
     OperatorContext,
     Pipeline,
-    TableConfig,
     TableSource,
-    global_table_config,
-    open_store,
     run_pipeline,
 )
+from arroyo_dagster.errors import StorageError
+from arroyo_dagster.spark.engine.holders.conversation import Conversation
+from arroyo_dagster.spark.engine.holders.messages import Channel, Meeting, Secret, connect
+from arroyo_dagster.spark.engine.holders.slot import ProcessId, WorkerSlot
+from arroyo_dagster.spark.engine.holders.subtasks import LevelWork
+from arroyo_dagster.spark.engine.worker import run_level
+from arroyo_dagster.state import ObjectStore, TableConfig, global_table_config, open_store
 from tests.holders import (
     HeldRun,
     Workers,
@@ -269,8 +266,8 @@ def test_an_epoch_that_two_tasks_ask_for_counts_once(
 
 ASKER = """
 import pickle, sys
-from arroyo_dagster.spark.holders import slot
-from arroyo_dagster.spark.worker import run_level
+from arroyo_dagster.spark.engine.holders import slot
+from arroyo_dagster.spark.engine.worker import run_level
 import pyarrow as pa
 work, subtask, rows, placed, meeting = pickle.load(sys.stdin.buffer)
 run_level(work.level, pickle.dumps(work), subtask, pa.py_buffer(rows), placed, meeting)
@@ -342,7 +339,7 @@ def test_a_worker_that_cannot_start_a_process_keeps_the_state_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, pipeline = _store(tmp_path), _counting(tmp_path)
-    monkeypatch.setattr("arroyo_dagster.spark.holders.slot._START", "raise SystemExit(1)")
+    monkeypatch.setattr("arroyo_dagster.spark.engine.holders.slot._START", "raise SystemExit(1)")
     with started_workers() as workers, held_run(pipeline, store, workers) as run:
         run.run()
     assert {place.holder for places in run.placed for place in places} == {None}

@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from arroyo_dagster.engine import Pipeline, TableSource
+from arroyo_dagster.engine.pipeline_run import SourceSplit
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.spark import worker
-from arroyo_dagster.spark.worker import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
-from arroyo_dagster.state import MemoryStore, Pipeline, TableSource
-from arroyo_dagster.state.runtime.pipeline_run import SourceSplit
+from arroyo_dagster.spark.engine import worker
+from arroyo_dagster.spark.engine.worker import LEFT_TO_WORKERS, MOST_SPLITS, SmallEpochs
+from arroyo_dagster.state import MemoryStore
 from tests.jobs import word_job
 
 

@@ -9,14 +9,8 @@ import pytest
 
 import arroyo_dagster
 from arroyo_dagster import errors, state
-from arroyo_dagster.state import (
-    Epoch,
-    MemoryStore,
-    StatePath,
-    TableManager,
-    TableName,
-    run_pipeline,
-)
+from arroyo_dagster.engine import run_pipeline
+from arroyo_dagster.state import Epoch, MemoryStore, StatePath, TableManager, TableName
 from tests.formats import GlobalKeyedFiles
 from tests.jobs import word_job
 

@@ -18,7 +18,18 @@ from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.codec.derived import decode, encode
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.numbers import parse_number
+from arroyo_dagster.state.operations.export.delta_table import DeltaLakeTable
 from arroyo_dagster.state.operations.export.epochs import export_changes, export_epochs, unit_of
+from arroyo_dagster.state.operations.export.iceberg_table import IcebergLakeTable
+from arroyo_dagster.state.operations.export.lake_table import (
+    COMMIT_ATTEMPTS,
+    TABLE_TYPES,
+    AddedFile,
+    CommitToken,
+    LakeTable,
+    OpenTable,
+    OvertakenError,
+)
 from arroyo_dagster.state.operations.export.targets import (
     ExportedEpoch,
     ExportTarget,
@@ -29,17 +40,6 @@ from arroyo_dagster.state.operations.export.targets import (
 )
 from arroyo_dagster.state.operations.query.state import StateJob
 from arroyo_dagster.state.planning.exports import CHANGES, EVERY, TableExport, TargetOptions
-from arroyo_dagster.state.runtime.delta_table import DeltaLakeTable
-from arroyo_dagster.state.runtime.iceberg_table import IcebergLakeTable
-from arroyo_dagster.state.runtime.lake_table import (
-    COMMIT_ATTEMPTS,
-    TABLE_TYPES,
-    AddedFile,
-    CommitToken,
-    LakeTable,
-    OpenTable,
-    OvertakenError,
-)
 from arroyo_dagster.state.storage.remote.open import open_store
 from arroyo_dagster.state.storage.store import ObjectStore
 

@@ -39,8 +39,8 @@ from arroyo_dagster.state.planning.restore.rollback import (
     make_plan,
     progress_after,
 )
-from arroyo_dagster.state.runtime.connectors import staged_paths
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.managed import staged_paths
 
 MAX_FOOTERS = 2_000
 """The maximum number of files in which rows are counted; with more, their number is unknown."""

@@ -23,18 +23,17 @@ from arroyo_dagster.dataflow.topics.sinks import (
     ParquetFolderSink,
     PrintSink,
 )
-from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
-from arroyo_dagster.state import (
+from arroyo_dagster.engine import (
     Collector,
-    MemoryStore,
     Operator,
     OperatorContext,
     Pipeline,
     Sink,
-    StatePath,
     TableSource,
     run_pipeline,
 )
+from arroyo_dagster.errors import FormatError, InputError, ProtocolError, StorageError
+from arroyo_dagster.state import MemoryStore, StatePath
 from tests.faulty_stores import Before, Crash, FaultInjecting
 from tests.reading import read_on, records
 

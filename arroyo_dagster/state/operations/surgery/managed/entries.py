@@ -35,10 +35,10 @@ from arroyo_dagster.state.operations.surgery.entries import (
 )
 from arroyo_dagster.state.operations.surgery.offsets import moved_position, note_move
 from arroyo_dagster.state.planning.restore.rollback import STAGED, is_service
-from arroyo_dagster.state.runtime.source_state import WATERMARKS, SourceWatermark
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.global_keyed import GlobalKeyedTable
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
+from arroyo_dagster.state.tables.managed import WATERMARKS, SourceWatermark
 
 _KEYS_PRINTED = 20
 _PRIMITIVE = "SDF primitive state"
