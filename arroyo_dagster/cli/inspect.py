@@ -35,11 +35,10 @@ from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
+from arroyo_dagster.state.operations.catalog.epoch_summaries import EpochSummary, list_epochs
 from arroyo_dagster.state.operations.catalog.jobs import (
-    EpochSummary,
     JobSummary,
     find_job,
-    list_epochs,
     list_prefixes,
     paths_of,
     summarise_listing,

@@ -42,8 +42,9 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog import query
+from arroyo_dagster.state.operations.catalog.epoch_summaries import version_error
 from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
-from arroyo_dagster.state.operations.catalog.jobs import find_job, version_error
+from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage import ObjectStore
 

@@ -47,10 +47,10 @@ from .model.rollback import RollbackPlan as RollbackPlan
 from .model.tables import TableConfig as TableConfig
 from .model.tables import TableKind as TableKind
 from .model.verify import AuditSettings as AuditSettings
+from .operations.catalog.epoch_summaries import list_epochs as list_epochs
 from .operations.catalog.hash_variant import HashEvidence as HashEvidence
 from .operations.catalog.hash_variant import find_hash_variant as find_hash_variant
 from .operations.catalog.jobs import find_job as find_job
-from .operations.catalog.jobs import list_epochs as list_epochs
 from .operations.catalog.jobs import list_jobs as list_jobs
 from .operations.catalog.jobs import summarise_jobs as summarise_jobs
 from .operations.catalog.query import ReadOptions as ReadOptions

@@ -83,7 +83,8 @@ GIANT = """
     from arroyo_dagster.state.metadata.backend import ParquetBackend
     from arroyo_dagster.state.metadata.lease import lease
     from arroyo_dagster.state.operations.gc.plan import plan_gc
-    from arroyo_dagster.state.operations.catalog.jobs import list_epochs, summarise_jobs
+    from arroyo_dagster.state.operations.catalog.epoch_summaries import list_epochs
+    from arroyo_dagster.state.operations.catalog.jobs import summarise_jobs
     from arroyo_dagster.state.operations.gc.pins import pin_epoch
     from arroyo_dagster.state.operations.verify.job import verify_job
     from arroyo_dagster.state.storage import open_store

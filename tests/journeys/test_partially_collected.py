@@ -25,7 +25,7 @@ from arroyo_dagster.state import (
     list_epochs,
     open_store,
 )
-from arroyo_dagster.state.operations.catalog.jobs import EpochSummary
+from arroyo_dagster.state.operations.catalog.epoch_summaries import EpochSummary
 from tests.compat.arroyo import unpack
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.jobs import copied, word_job

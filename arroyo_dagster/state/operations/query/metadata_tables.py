@@ -22,10 +22,10 @@ from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyFiles,
     GlobalKeyedFiles,
 )
+from arroyo_dagster.state.operations.catalog.epoch_summaries import list_epochs
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
     find_any_job,
-    list_epochs,
     summarise_job,
     summarise_jobs,
 )

@@ -25,8 +25,8 @@ from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGenera
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rollback import CommittedOutput, RollbackOutcome, RollbackPlan
+from arroyo_dagster.state.operations.catalog.epoch_summaries import EpochSummary, list_epochs
 from arroyo_dagster.state.operations.catalog.footers import Footers
-from arroyo_dagster.state.operations.catalog.jobs import EpochSummary, list_epochs
 from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (
