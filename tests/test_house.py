@@ -40,7 +40,7 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_234,
     "state.model": 6_213,
-    "state.operations": 29_923,
+    "state.operations": 29_888,
     "state.planning": 11_568,
     "state.storage": 6_050,
     "state.tables": 8_099,

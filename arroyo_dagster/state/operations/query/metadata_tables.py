@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.state.metadata.tree import CheckpointTree
@@ -143,6 +143,19 @@ class MetadataTable:
         return [] if self.of_epoch is None else list(self.of_epoch(epoch))
 
 
+_R = TypeVar("_R")
+
+
+def _row_of(row: type[_R], source: object, **values: Any) -> _R:
+    """Return a row of these values, and in the other columns the attributes of `source`.
+
+    Without a source they are null.
+    """
+    names = [name for name in row._fields if name not in values]  # type: ignore[attr-defined]
+    more = {name: None if source is None else getattr(source, name) for name in names}
+    return row(**values, **more)
+
+
 # ---- of jobs -------------------------------------------------------------------------------------
 
 
@@ -150,53 +163,40 @@ def _jobs(job: StateJob) -> Iterator[JobRow]:
     yield _job_row(summarise_job(job.catalog.store, job.paths))
 
 
-def _job_row(found: JobSummary) -> JobRow:
-    newest = found.newest
-    return JobRow(
-        job=str(found.paths.root),
-        pipeline=found.paths.pipeline,
-        name=found.paths.job,
-        layout=found.paths.layout.value if found.listed else None,
-        epochs=found.epochs,
-        newest_epoch=found.newest_epoch,
+def _job_row(summary: JobSummary) -> JobRow:
+    newest = summary.newest
+    return _row_of(
+        JobRow,
+        summary,
+        job=str(summary.paths.root),
+        pipeline=summary.paths.pipeline,
+        name=summary.paths.job,
+        layout=summary.paths.layout.value if summary.listed else None,
         state=None if newest is None else newest.state.value,
         finished_at_micros=None if newest is None else newest.finish_time_micros,
-        watermark_micros=found.watermark_micros,
-        problem=None if found.problem is None else str(found.problem),
+        problem=None if summary.problem is None else str(summary.problem),
     )
 
 
 def _epochs(job: StateJob) -> Iterator[JobEpochRow]:
     for summary in list_epochs(job.catalog.store, job.paths):
         checkpoint = summary.checkpoint
-        yield JobEpochRow(
+        yield _row_of(
+            JobEpochRow,
+            summary,
             job=job.name,
-            epoch=summary.epoch,
-            worker_generation=summary.worker_generation,
             state=None if summary.state is None else summary.state.value,
             started_at_micros=None if checkpoint is None else checkpoint.start_time_micros,
             finished_at_micros=None if checkpoint is None else checkpoint.finish_time_micros,
             watermark_micros=None if checkpoint is None else job_watermark_micros(checkpoint),
             operators=None if checkpoint is None else len(checkpoint.operators),
-            files=summary.files,
-            size_bytes=summary.size_bytes,
-            new_files=summary.new_files,
-            new_size_bytes=summary.new_size_bytes,
-            missing=summary.missing,
             problem=None if summary.problem is None else str(summary.problem),
         )
 
 
 def _pins(job: StateJob) -> Iterator[PinRow]:
     for pin in CheckpointTree(job.catalog.store, job.paths).job_pins().pins:
-        yield PinRow(
-            job=job.name,
-            epoch=pin.epoch,
-            reason=pin.reason,
-            owner=pin.owner,
-            pinned_at_micros=pin.pinned_at_micros,
-            released=pin.released,
-        )
+        yield _row_of(PinRow, pin, job=job.name)
 
 
 def _leases(job: StateJob) -> Iterator[LeaseRow]:
@@ -205,18 +205,12 @@ def _leases(job: StateJob) -> Iterator[LeaseRow]:
 
     now = wall_clock()
     for lease in list_leases(job.catalog.store, [job.paths]):
-        record = lease.record
-        yield LeaseRow(
+        yield _row_of(
+            LeaseRow,
+            lease.record,
             job=job.name,
             kind=lease.kind,
-            token=None if record is None else record.token,
             state=lease.state(now),
-            owner=None if record is None else record.owner,
-            host=None if record is None else record.host,
-            pid=None if record is None else record.pid,
-            description=None if record is None else record.description,
-            acquired_at_micros=None if record is None else record.acquired_at_micros,
-            renewed_at_micros=None if record is None else record.renewed_at_micros,
             age_seconds=lease.age_seconds(now),
             expires_in_seconds=lease.expires_in_seconds(now),
             problem=None if lease.problem is None else str(lease.problem),
@@ -227,17 +221,7 @@ def _journal(job: StateJob) -> Iterator[JournalRow]:
     from arroyo_dagster.state.operations.gc.journal import read_journal
 
     for entry in read_journal(job.catalog.store, job.paths):
-        yield JournalRow(
-            job=job.name,
-            run=entry.run,
-            owner=entry.owner,
-            at_micros=entry.at_micros,
-            kind=entry.kind,
-            plan=entry.plan,
-            path=entry.path,
-            size_bytes=entry.size_bytes,
-            outcome=entry.outcome,
-        )
+        yield _row_of(JournalRow, entry, job=job.name)
 
 
 def _orphans(job: StateJob) -> Iterator[OrphanRow]:
@@ -260,14 +244,9 @@ def _quarantine(job: StateJob) -> Iterator[QuarantineRow]:
 
     for quarantine, moved in list_quarantines(job.catalog.store, job.paths):
         for copy in moved:
-            yield QuarantineRow(
-                job=job.name,
-                quarantine=quarantine.name,
-                moved_at_micros=quarantine.moved_at_micros,
-                path=copy.path,
-                copy=copy.copy,
-                size_bytes=copy.size_bytes,
-            )
+            moved_at = quarantine.moved_at_micros
+            names = {"job": job.name, "quarantine": quarantine.name}
+            yield _row_of(QuarantineRow, copy, moved_at_micros=moved_at, **names)
 
 
 # ---- of epochs -----------------------------------------------------------------------------------
@@ -275,14 +254,13 @@ def _quarantine(job: StateJob) -> Iterator[QuarantineRow]:
 
 def _operators(epoch: StateEpoch) -> Iterator[OperatorRow]:
     for operator in epoch.operators:
-        yield OperatorRow(
+        yield _row_of(
+            OperatorRow,
+            operator,
             job=epoch.job.name,
             epoch=epoch.number,
-            operator=operator.operator,
-            parallelism=operator.parallelism,
             tables=len(operator.tables),
             watermark_micros=operator.min_watermark_micros,
-            max_watermark_micros=operator.max_watermark_micros,
         )
 
 
@@ -319,7 +297,9 @@ def _files(epoch: StateEpoch) -> Iterator[DataFileRow]:
         listed = files.files if isinstance(files, ExpiringTimeKeyFiles) else ()
         for place, path in enumerate(files.paths):
             file = listed[place] if listed else None
-            yield DataFileRow(
+            yield _row_of(
+                DataFileRow,
+                file,
                 job=epoch.job.name,
                 epoch=epoch.number,
                 operator=operator.operator,
@@ -328,10 +308,6 @@ def _files(epoch: StateEpoch) -> Iterator[DataFileRow]:
                 path=path,
                 size_bytes=sizes.get(path),
                 written_epoch=written_epoch(path) if file is None else file.epoch,
-                compaction_generation=None if file is None else file.compaction_generation,
-                min_routing_key=None if file is None else file.min_routing_key,
-                max_routing_key=None if file is None else file.max_routing_key,
-                max_timestamp_micros=None if file is None else file.max_timestamp_micros,
             )
 
 
@@ -345,16 +321,15 @@ def _row_groups(epoch: StateEpoch) -> Iterator[RowGroupRow]:
         table, path = file
         with closing(open_data_file(store, path)) as data:
             return [
-                RowGroupRow(
+                _row_of(
+                    RowGroupRow,
+                    group,
                     job=epoch.job.name,
                     epoch=epoch.number,
                     operator=table.scan.operator.operator,
                     table=table.scan.name,
                     path=path,
                     row_group=index,
-                    rows=group.rows,
-                    size_bytes=group.size_bytes,
-                    compressed_bytes=group.compressed_bytes,
                 )
                 for index, group in enumerate(data.group_sizes)
             ]
@@ -367,13 +342,13 @@ def _watermarks(epoch: StateEpoch) -> Iterator[WatermarkRow]:
     finished = epoch.checkpoint.finish_time_micros
     for operator in epoch.operators:
         watermark = operator.min_watermark_micros
-        yield WatermarkRow(
+        yield _row_of(
+            WatermarkRow,
+            operator,
             job=epoch.job.name,
             epoch=epoch.number,
-            operator=operator.operator,
             finished_at_micros=finished,
             watermark_micros=watermark,
-            max_watermark_micros=operator.max_watermark_micros,
             lag_seconds=None if watermark is None else (finished - watermark) / 1e6,
         )
 
@@ -401,16 +376,14 @@ def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
 
     for estimate in estimate_restore(epoch, epoch.job.catalog.parallelism):
         read = estimate.read
-        yield KeyRangeRow(
+        yield _row_of(
+            KeyRangeRow,
+            read,
             job=epoch.job.name,
             epoch=epoch.number,
-            operator=read.operator,
-            table=read.table,
-            subtask=read.subtask,
             min_routing_key=read.keys.start,
             max_routing_key=read.keys.end,
             files=len(read.files),
-            size_bytes=read.size_bytes,
             rows=estimate.rows,
             memory_bytes=estimate.memory_bytes,
             seconds=estimate.seconds,
@@ -475,27 +448,19 @@ def _fate(store: ObjectStore, name: str) -> Iterator[FateRow]:
     purged = () if fate.purged is None else (fate.purged,)
     entries = [*(event.entry for event in fate.events), *purged]
     for entry in entries:
-        yield row._replace(
-            outcome=entry.outcome,
-            kind=entry.kind,
-            size_bytes=entry.size_bytes if row.size_bytes is None else row.size_bytes,
-            first_at_micros=entry.at_micros,
-            last_at_micros=entry.at_micros,
-            owner=entry.owner,
-            run=entry.run,
-            plan=entry.plan,
-        )
+        columns = {
+            name: getattr(entry, name) for name in ("outcome", "kind", "owner", "run", "plan")
+        }
+        size = entry.size_bytes if row.size_bytes is None else row.size_bytes
+        time = entry.at_micros
+        yield row._replace(size_bytes=size, first_at_micros=time, last_at_micros=time, **columns)
     if not entries:
         yield row
 
 
 def _directory_fate(below: DirectoryFate) -> Iterator[FateRow]:
     row = FateRow(path=below.prefix, problem=_unreadable(below.unreadable))
-    yield row._replace(
-        fate="present",
-        objects=below.present,
-        size_bytes=below.present_bytes,
-    )
+    yield row._replace(fate="present", objects=below.present, size_bytes=below.present_bytes)
     for (outcome, kind), count in below.counts.items():
         yield row._replace(
             outcome=outcome,
