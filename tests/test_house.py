@@ -24,10 +24,10 @@ OURS = "arroyo_dagster"
 MOST_MODULES = 25
 MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
-MOST_COMMANDS, MOST_OPTIONS = 50, 318
+MOST_COMMANDS, MOST_OPTIONS = 50, 322
 MOST_LINES = {
     "": 944,
-    "cli": 9_664,
+    "cli": 9_722,
     "dataflow": 20_644,
     "orchestration": 9_915,
     "sdf": 41,
@@ -36,16 +36,16 @@ MOST_LINES = {
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_267,
-    "state.model": 6_213,
-    "state.operations": 29_354,
-    "state.planning": 11_568,
+    "state.model": 6_227,
+    "state.operations": 29_570,
+    "state.planning": 11_554,
     "state.runtime": 3_531,
     "state.storage": 6_047,
     "state.tables": 10_089,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_993
+MOST_LINES_OF_TESTS = 92_482
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -113,6 +113,7 @@ class _WayOut:
 def _ways_out(store: ObjectStore, verdict: JobVerdict) -> Iterator[_WayOut]:
     """Yield how the job comes back: with its lost metadata, or from its newest whole epoch."""
     from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
+    from arroyo_dagster.state.operations.surgery.rollback import plan_job_rollback
 
     paths, epoch = verdict.paths, verdict.epoch
     with contextlib.suppress(ArroyoStateError):
@@ -123,9 +124,11 @@ def _ways_out(store: ObjectStore, verdict: JobVerdict) -> Iterator[_WayOut]:
     if whole is None:
         return
     back = whole.epoch
-    if whole.progress is not None:
+    try:
+        if whole.progress is None:
+            plan_job_rollback(store, paths, JobDirectory(), back)
         yield _WayOut(f"To go back to epoch {back}", rollback_command(paths, back), back)
-    else:
+    except ArroyoStateError:
         purpose = f"Epoch {back} is the newest that can be restored. To give its state to a new job"
         command = f"arroyo-state fork {paths.root}@{back} NEW_JOB"
         yield _WayOut(f"{purpose} of the same SQL", command)
