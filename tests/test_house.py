@@ -24,10 +24,10 @@ OURS = "arroyo_dagster"
 MOST_MODULES = 25
 MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
-MOST_COMMANDS, MOST_OPTIONS = 50, 322
+MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 944,
-    "cli": 9_722,
+    "cli": 9_901,
     "dataflow": 20_644,
     "orchestration": 9_915,
     "sdf": 41,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_482
+MOST_LINES_OF_TESTS = 92_562
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -37,7 +37,7 @@ MAIN: Mapping[str, LazyCommand] = {
         "Print what changed between two epochs: inserted, updated, removed and expired rows.",
     ),
     "doctor": LazyCommand(
-        "doctor", "Check whether this machine and the store are ready for jobs and maintenance."
+        "doctor", "Check this machine and the store; with JOB, print what is wrong with a job."
     ),
     "edit": LazyCommand(
         "surgery.group",
