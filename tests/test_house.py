@@ -27,7 +27,7 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 944,
-    "cli": 9_901,
+    "cli": 9_903,
     "dataflow": 20_644,
     "orchestration": 9_915,
     "sdf": 41,
@@ -37,7 +37,7 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_267,
     "state.model": 6_227,
-    "state.operations": 29_570,
+    "state.operations": 29_586,
     "state.planning": 11_554,
     "state.runtime": 3_531,
     "state.storage": 6_047,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_562
+MOST_LINES_OF_TESTS = 92_565
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

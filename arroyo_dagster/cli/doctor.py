@@ -55,6 +55,8 @@ def doctor(
       arroyo-state doctor orders/main --url s3://bucket/arroyo
     """
     if job is not None:
+        if store_only:
+            raise click.UsageError("--store-only checks no job")
         _check_job(job, url, given, as_json=as_json)
         return
     store = open_to_read(url) if read_only else open_url(url)

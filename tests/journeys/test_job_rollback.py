@@ -120,6 +120,8 @@ def test_rollbacks_and_edits_are_undone_one_by_one(layout: Layout) -> None:
     ):
         act()
         states.append(state_of(job.store, job.paths))
+        planned = plan_job_rollback(job.store, job.paths, stopped(job.paths), 1)
+        assert "what edits of epochs 4 have changed or removed is as it was" in str(planned.unknown)
         assert errors_of(job.store, job.paths) == set()
     assert states[4] == states[1]
     for expected in reversed(states[:-1]):

@@ -172,6 +172,7 @@ def test_a_healthy_job_has_no_symptom_and_nothing_is_written(root: Path) -> None
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
     document = json.loads(run("main", "--url", str(root), "--json").stdout)
     assert (document["job"], document["healthy"], document["checks"]) == ("words/main", True, [])
+    assert run("main", "--url", str(root), "--store-only").exit_code == 2
 
 
 OPERATOR = "checkpoints/checkpoint-0000008/operator-watermark_2"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -25,7 +26,7 @@ from arroyo_dagster.state.operations.surgery.fork import Match
 from arroyo_dagster.state.operations.surgery.offsets import note_move
 from arroyo_dagster.state.operations.surgery.transfer import Transfer, TransferJob, TwoJobs
 from arroyo_dagster.state.operations.verify.job import known_positions
-from arroyo_dagster.state.planning.restore.rollback import rollback_command
+from arroyo_dagster.state.planning.restore.rollback import ranges, rollback_command
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 
@@ -95,6 +96,7 @@ def _decide(jobs: TwoJobs) -> Transfer:
     transfer.unknown += [
         "a rollback was not tried on a real Arroyo; forks, which change an epoch likewise, were",
         "whether the sources still have what they would read again",
+        *_edits_given_up(jobs),
     ]
     transfer.duplicate_outputs += [
         f"what the sources have read since epoch {epoch} is read again: outputs since then are "
@@ -138,6 +140,20 @@ def _why_kept(
     if not commits or isinstance(files, ExpiringTimeKeyFiles):
         return None
     return "its sink commits in two phases, and has committed since: it stays as it is"
+
+
+def _edits_given_up(jobs: TwoJobs) -> Iterator[str]:
+    """Yield that edits of later epochs are given up, such as the deletion of a person's key."""
+    records = [info.path for info in jobs.store.list_dir(jobs.paths.changes).objects]
+    edits = (path for path in records if is_change_of(jobs.paths, path, ChangeKind.EDIT))
+    numbers = {path.name.partition("-")[0] for path in edits}
+    epochs = sorted(Epoch(int(number)) for number in numbers if number.isdecimal())
+    later = [epoch for epoch in epochs if epoch > jobs.taken.epoch]
+    if later:
+        yield (
+            f"what edits of epochs {ranges(later)} have changed or removed is as it was: repeat "
+            "those that must hold"
+        )
 
 
 def _moves(jobs: TwoJobs, transfer: Transfer) -> Iterator[str]:
