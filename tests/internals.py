@@ -30,6 +30,7 @@ from arroyo_dagster.state.operations.surgery.fork import plan_fork, run_fork
 from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.surgery.rebuild.execute import run_rebuild
+from arroyo_dagster.state.operations.surgery.rollback import plan_job_rollback, run_job_rollback
 from arroyo_dagster.state.planning.restore.checkpoint import merge_operator
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 from arroyo_dagster.state.planning.restore.recovery import Claim, Restore, StartEmpty
@@ -44,7 +45,7 @@ __all__ = [
     "Restore", "RewriteTask", "SqlCatalog", "StartEmpty", "StateSource", "UndeleteOptions",
     "controlled_job", "lease", "list_quarantines", "load_epoch", "merge_operator",
     "newest_lease", "open_directory", "parse_overrides", "plan_edit", "plan_evolve",
-    "plan_fork", "purge", "read_journal", "read_pins", "read_roots", "restore_plan",
-    "restored_rows", "rewrite_here", "run_edit", "run_evolve", "run_fork", "run_managed_edit",
-    "run_rebuild", "run_undelete",
+    "plan_fork", "plan_job_rollback", "purge", "read_journal", "read_pins", "read_roots",
+    "restore_plan", "restored_rows", "rewrite_here", "run_edit", "run_evolve", "run_fork",
+    "run_job_rollback", "run_managed_edit", "run_rebuild", "run_undelete",
 ]  # fmt: skip

@@ -56,6 +56,7 @@ CASES = (
     Case("bootstrap main history:orders", SPARK, 1),
     Case("health", "read-amplification"),
     Case("health --level 4", "not-restorable"),
+    Case("doctor main", "nothing found"),
     Case("doctor", "pyspark: warning (not installed)"),
     Case("sql @leases", "expires_in_seconds"),
     Case("lease break main --yes", "nothing to break"),

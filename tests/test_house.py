@@ -26,10 +26,10 @@ OURS = "arroyo_dagster"
 MOST_MODULES = 25
 MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
-MOST_COMMANDS, MOST_OPTIONS = 50, 318
+MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_004,
-    "cli": 9_613,
+    "cli": 9_852,
     "dataflow": 20_644,
     "engine": 4_929,
     "orchestration": 9_915,
@@ -39,15 +39,15 @@ MOST_LINES = {
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_234,
-    "state.model": 6_213,
-    "state.operations": 29_888,
-    "state.planning": 11_568,
+    "state.model": 6_227,
+    "state.operations": 30_120,
+    "state.planning": 11_554,
     "state.storage": 6_050,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_048
+MOST_LINES_OF_TESTS = 92_620
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

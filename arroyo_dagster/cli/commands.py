@@ -37,7 +37,7 @@ MAIN: Mapping[str, LazyCommand] = {
         "Print what changed between two epochs: inserted, updated, removed and expired rows.",
     ),
     "doctor": LazyCommand(
-        "doctor", "Check whether this machine and the store are ready for jobs and maintenance."
+        "doctor", "Check this machine and the store; with JOB, print what is wrong with a job."
     ),
     "edit": LazyCommand(
         "surgery.group",
@@ -78,7 +78,7 @@ MAIN: Mapping[str, LazyCommand] = {
         "surgery.rebuild",
         "Write lost or damaged metadata of a stopped Arroyo job anew, from its data files.",
     ),
-    "rollback": LazyCommand("run", "Take a managed job back to an older epoch."),
+    "rollback": LazyCommand("surgery.rollback", "Take a job back to an older epoch."),
     "rows": LazyCommand(
         "show", "Print the decoded rows of a table, as a restore of the epoch would load them."
     ),

@@ -47,9 +47,9 @@ def break_command(job: str, kind: str, yes: bool, url: str | None, as_json: bool
     if lease is None or released:
         text = f"{name} is free ({('released' if released else 'never taken')}): nothing to break"
     elif not yes:
-        text = f"{name} is {_evidence(lease)}\nnothing was changed, add --yes to break it"
+        text = f"{name} is {lease_evidence(lease)}\nnothing was changed, add --yes to break it"
     else:
-        click.echo(f"{name} is {_evidence(lease)}", err=True)
+        click.echo(f"{name} is {lease_evidence(lease)}", err=True)
         micros = break_lease(store, paths, kind, sleep=_wait)
         age = None if micros is None else micros / 1e6
         document |= {"done": True, "age_seconds_by_the_store": age}
@@ -70,7 +70,8 @@ def _wait(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _evidence(one: JobLease) -> str:
+def lease_evidence(one: JobLease) -> str:
+    """Return who holds a lease that is not released, since when, and whether it is alive."""
     record, now = one.record, wall_clock()
     if record is None:
         return f"broken, its record cannot be decoded: {one.problem}"

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import click
 
 from arroyo_dagster.cli.common import (
     if_interrupted,
-    leased,
     main,
-    open_to_read,
     open_url,
     store_options,
 )
-from arroyo_dagster.cli.rendering import clock, print_json, print_table, seconds, show_progress
-from arroyo_dagster.cli.settings import FiniteRange, WholeNumber, settings_options
+from arroyo_dagster.cli.rendering import print_json, seconds
+from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
 from arroyo_dagster.cli.spark import print_choice, spark_options
 from arroyo_dagster.engine.in_process import run_pipeline as run_in_process
 from arroyo_dagster.engine.loading import load_pipeline
@@ -27,24 +24,13 @@ from arroyo_dagster.engine.pipeline_run import OnEpoch, RunOutcome
 from arroyo_dagster.engine.stop_requests import request_stop
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.ids import Epoch
-from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.leases import EXPIRED_SECONDS, LeaseSettings
-from arroyo_dagster.state.model.rollback import RollbackOutcome, RollbackPlan
+from arroyo_dagster.state.model.layout import Layout
 from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.jobs import find_job, summarise_job
-from arroyo_dagster.state.operations.restore.rollback import (
-    plan_rollback,
-    restorable_epochs,
-    rollback_done,
-    run_rollback,
-)
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
-from arroyo_dagster.state.planning.restore.rollback import ranges, rollback_command
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -102,6 +88,8 @@ def run(
     if_interrupted("the next run continues from the newest epoch")
     loaded = load_pipeline(pipeline)
     if from_epoch is not None:
+        from arroyo_dagster.cli.surgery.rollback import go_back
+
         loaded.check()
         go_back(store, loaded.paths, from_epoch, _line_printer(as_json))
     with _progress(store, loaded, as_json=as_json) as on_epoch:
@@ -243,145 +231,3 @@ def stop(job: str, url: str | None, as_json: bool) -> None:
             "then ends; `arroyo-state epochs` lists it. If no run is alive, nothing happens, "
             "and the next run is not affected."
         )
-
-
-# ---- `rollback`: take a managed job back to an older epoch. Without --yes nothing changes --------
-
-FILES_PRINTED = 10
-
-_OWNER = "arroyo-state rollback"
-
-
-@main.command()
-@click.argument("job")
-@click.argument("epoch", type=WholeNumber(0), required=False)
-@click.option("--yes", is_flag=True, help="Roll back. Without it, print the plan only.")
-@settings_options(LeaseSettings)
-@store_options
-def rollback(
-    job: str,
-    epoch: int | None,
-    yes: bool,
-    lease_wait_seconds: float,
-    url: str | None,
-    as_json: bool,
-) -> None:
-    """Take a managed job back to an older epoch. Dry run unless --yes is given.
-
-    The content of EPOCH becomes the newest epoch, and the sources go back to its offsets. Later
-    epochs stay until they expire, but no run continues from them. Without EPOCH, list the epochs
-    that can be chosen. Stop the job first: the rollback fences a run that is still alive.
-
-    \b
-    Example:
-      arroyo-state rollback orders/main 41 --url s3://bucket/arroyo
-    """
-    store = open_url(url) if yes else open_to_read(url)
-    paths = find_job(store, job)
-    if epoch is None:
-        if yes:
-            raise click.UsageError("--yes needs EPOCH")
-        epochs = restorable_epochs(store, paths)
-        if as_json:
-            print_json({"job": paths.job, "pipeline": paths.pipeline, "restorable_epochs": epochs})
-        else:
-            click.echo(f"{paths.root} can go back to epochs: {ranges(epochs)}")
-        return
-    if not yes:
-        with show_progress(as_json=as_json, name=paths.root) as on_progress:
-            plan = plan_rollback(store, paths, epoch, on_progress)
-        if as_json:
-            print_json({"plan": plain_values(plan), "done": False, "epoch": None})
-            return
-        _print_plan(plan)
-        click.echo(f"Nothing was changed. To execute: {rollback_command(paths, plan.epoch)} --yes")
-        return
-    outcome = _planned_and_run(store, paths, epoch, lease_wait_seconds)
-    if as_json:
-        print_json({"plan": plain_values(outcome.plan), "done": True, "epoch": outcome.epoch})
-        return
-    _print_plan(outcome.plan)
-    click.echo(done_line(outcome))
-
-
-def go_back(store: ObjectStore, paths: JobPaths, epoch: int, write: Callable[[str], None]) -> None:
-    """Roll back for `run --from-epoch`, unless it was done before: a supervisor may start runs
-    again.
-
-    Args:
-        write: prints a line.
-    """
-    done = rollback_done(store, paths, epoch)
-    if done is not None:
-        write(
-            f"{paths.root}: epoch {done} already restored epoch {epoch}; the run continues from "
-            f"the newest epoch. To go back once more: {rollback_command(paths, Epoch(epoch))} "
-            "--yes"
-        )
-        return
-    outcome = _planned_and_run(store, paths, epoch, EXPIRED_SECONDS)
-    for line in summary_lines(outcome.plan):
-        write(line)
-    write(done_line(outcome))
-
-
-def _planned_and_run(
-    store: ObjectStore, paths: JobPaths, epoch: int, wait_seconds: float
-) -> RollbackOutcome:
-    """Roll back under the lease. Who held it may have published an epoch: the plan is made then."""
-    plan_rollback(store, paths, epoch)  # an epoch that cannot be chosen needs no lease
-    with leased(store, paths, _OWNER, wait_seconds) as held:
-        return run_rollback(held, plan_rollback(held, paths, epoch))
-
-
-def done_line(outcome: RollbackOutcome) -> str:
-    plan = outcome.plan
-    return (
-        f"{plan.paths.root}: epoch {outcome.epoch} now holds the content of epoch {plan.epoch}; "
-        "the next run continues from it"
-    )
-
-
-def _print_plan(plan: RollbackPlan) -> None:
-    columns = ["epoch", "state", "finished", "rows written", "problem"]
-    cells = [
-        [entry.epoch, entry.state, clock(entry.finished_micros), entry.rows, entry.problem]
-        for entry in plan.given_up
-    ]
-    first, *rest = summary_lines(plan)
-    click.echo(first)
-    if cells:
-        print_table(columns, cells)
-    for line in rest:
-        click.echo(line)
-
-
-def summary_lines(plan: RollbackPlan) -> Iterator[str]:
-    """Yield what a rollback does, what it gives up, and its warnings."""
-    numbers = ranges([entry.epoch for entry in plan.given_up])
-    yield (
-        f"{plan.paths.root}: goes back to epoch {plan.epoch}; epoch {plan.publishes} will hold "
-        f"its content. Given up: epochs {numbers}"
-    )
-    if plan.rows is not None:
-        yield f"rows written by these epochs: {plan.rows}"
-    yield from _offset_lines(plan.offsets_now, plan.offsets_then)
-    for sink in plan.committed:
-        yield (
-            f"output stays visible, and its rows are written again: sink {sink.operator}, epoch "
-        ) + (f"{sink.epoch}" if sink.files is None else f"{sink.epoch}: {_names(sink.files)}")
-    for warning in plan.warnings:
-        yield f"warning: {warning}"
-
-
-def _offset_lines(now: Mapping[str, object] | None, then: Mapping[str, object]) -> Iterator[str]:
-    for name, offset in then.items():
-        before = "unknown" if now is None else json.dumps(now.get(name), sort_keys=True)
-        after = json.dumps(offset, sort_keys=True)
-        yield f"source {name} goes back from {before} to {after}"
-
-
-def _names(files: tuple[str, ...]) -> str:
-    more = len(files) - FILES_PRINTED
-    names = ", ".join(files[:FILES_PRINTED]) or "no files"
-    return f"{plural(len(files), 'file')}: {names}" + (f" and {more} more" if more > 0 else "")

@@ -81,7 +81,7 @@ def verify(
     with show_progress(as_json=as_json) as on_progress:
         settings = settings_from(VerifySettings, given)
         verdict = _verdict(store, find_job(store, job), epoch, settings, spark, on_progress)
-    steps = [] if verdict.passed else [*_ways_out(store, verdict)]
+    steps = [] if verdict.passed else [*ways_out(store, verdict.paths, verdict.epoch)]
     if as_json:
         print_json(_verdict_json(verdict, steps))
     else:
@@ -102,7 +102,7 @@ def verify(
 
 
 @dataclass(frozen=True, slots=True)
-class _WayOut:
+class WayOut:
     """A command for a job that cannot be restored; `rollback_to` is the epoch of a rollback."""
 
     purpose: str
@@ -110,25 +110,27 @@ class _WayOut:
     rollback_to: Epoch | None = None
 
 
-def _ways_out(store: ObjectStore, verdict: JobVerdict) -> Iterator[_WayOut]:
+def ways_out(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Iterator[WayOut]:
     """Yield how the job comes back: with its lost metadata, or from its newest whole epoch."""
     from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
+    from arroyo_dagster.state.operations.surgery.rollback import plan_job_rollback
 
-    paths, epoch = verdict.paths, verdict.epoch
     with contextlib.suppress(ArroyoStateError):
         plan_rebuild(store, paths, JobDirectory(), epoch)
         command = f"arroyo-state rebuild {paths.root} {epoch}"
-        yield _WayOut(f"To write the metadata of epoch {epoch} anew", command)
+        yield WayOut(f"To write the metadata of epoch {epoch} anew", command)
     whole = way_back(store, paths, epoch)
     if whole is None:
         return
     back = whole.epoch
-    if whole.progress is not None:
-        yield _WayOut(f"To go back to epoch {back}", rollback_command(paths, back), back)
-    else:
+    try:
+        if whole.progress is None:
+            plan_job_rollback(store, paths, JobDirectory(), back)
+        yield WayOut(f"To go back to epoch {back}", rollback_command(paths, back), back)
+    except ArroyoStateError:
         purpose = f"Epoch {back} is the newest that can be restored. To give its state to a new job"
         command = f"arroyo-state fork {paths.root}@{back} NEW_JOB"
-        yield _WayOut(f"{purpose} of the same SQL", command)
+        yield WayOut(f"{purpose} of the same SQL", command)
 
 
 def _verdict(
@@ -165,7 +167,7 @@ def _verdict(
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def _verdict_json(found: JobVerdict, steps: Sequence[_WayOut]) -> dict[str, Any]:
+def _verdict_json(found: JobVerdict, steps: Sequence[WayOut]) -> dict[str, Any]:
     """Return a verdict as one JSON document."""
     return {
         "job": found.paths.job,

@@ -19,7 +19,14 @@ from click.testing import CliRunner
 
 from arroyo_dagster import cli
 from arroyo_dagster.errors import ArroyoStateError
-from arroyo_dagster.state import GlobalKeyedTable, JobPaths, MemoryStore, ParquetBackend, StatePath
+from arroyo_dagster.state import (
+    Epoch,
+    GlobalKeyedTable,
+    JobPaths,
+    MemoryStore,
+    ParquetBackend,
+    StatePath,
+)
 from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.layout import OUR_DIRECTORY
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
@@ -155,10 +162,12 @@ def as_rows(rows: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-def loaded(store: MemoryStore, paths: JobPaths) -> tuple[Result, dict[str, list[Any]]]:
-    """What a restore of the newest epoch loads: a digest for each table, and the rows."""
+def loaded(
+    store: MemoryStore, paths: JobPaths, epoch: Epoch | None = None
+) -> tuple[Result, dict[str, list[Any]]]:
+    """What a restore of an epoch (the newest) loads: a digest for each table, and the rows."""
     backend = ParquetBackend(store, paths)
-    newest = backend.load()
+    newest = backend.load(epoch)
     found: Result = {"epochs": ",".join(map(str, backend.epochs())), "state": newest.state.value}
     if newest.progress is not None:
         found["offsets"] = newest.progress.offsets

@@ -98,6 +98,9 @@ def arroyo_cases(name: str, objects: Objects, paths: JobPaths) -> Iterator[Case]
     kept = [step for step in changes[:4] if step != UNDO]
     yield Case(name, objects, paths, [COMPACT, UNDO, *changes, COMPACT, *kept, UNDO])
     yield Case(f"{name}, collected", objects, paths, [COMPACT, *COLLECTIONS])
+    epochs = ParquetBackend(filled("digests", objects), paths).epochs()
+    back = [("rollback", "JOB", str(epoch), *QUIET) for epoch in (epochs[-2], epochs[0])]
+    yield Case(f"{name}, back", objects, paths, [*back, UNDO, COMPACT, UNDO, UNDO])
     heads = [p for p in objects if p.endswith(("/metadata", "/checkpoint-manifest.pb"))]
     newest = max(path.split("/operator-")[0].split("/checkpoint-m")[0] for path in heads)
     lost = [path for path in sorted(heads) if path.startswith(newest)]

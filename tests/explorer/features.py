@@ -16,7 +16,7 @@ from arroyo_dagster.state import JobId, JobPaths, PipelineId
 from arroyo_dagster.state.storage import names as stored_names
 from tests.damages import field_ends
 from tests.explorer import ours
-from tests.explorer.oracle import MANIFEST, METADATA, OPERATOR, OURS, Watch, Watches
+from tests.explorer.oracle import MANIFEST, METADATA, OURS, Watch, Watches
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, HOUR, SECOND, WRITERS, Clock, Hands, Objects, Process, World
 from tests.formats import JobCondition
@@ -384,10 +384,7 @@ def _forks(scene: Scene) -> None:
     ours.inhabit(world)
     assert source.watch.truth is not None
     assert target.controller is not None
-    source.watch.truth.states = {}
-    for path in world.below(source.watch.place):
-        if OPERATOR.fullmatch(path) or path.endswith(MANIFEST):
-            source.watch.truth.remember(path)
+    source.watch.truth.remember_all(world.below(source.watch.place))
     target.controller.condition = JobCondition.STOPPED
     makers = [target.undoing]
 
@@ -402,6 +399,25 @@ def _forks(scene: Scene) -> None:
     for _ in range(chance.choice((1, 2, 3))):
         make = chance.choice(makers)
         scene.more.append(make(chance, fault=chance.random() < 0.3))
+
+
+def _rollbacks(scene: Scene) -> None:
+    """Stopped Arroyo jobs are taken back to an older epoch, and put back."""
+    world, chance = scene.world, scene.chance
+    ours.inhabit(world)
+    for setting in scene.settings:
+        watch, controller = setting.watch, setting.controller
+        if controller is None or watch.truth is None:
+            continue
+        watch.truth.remember_all(path for path in watch.objects if path.startswith(watch.root))
+        controller.condition = JobCondition.STOPPED
+        makers = [setting.taking_back, setting.taking_back, setting.undoing]
+        if chance.random() < 0.5:
+            world.run([setting.taking_back(chance, fault=chance.random() < 0.4)])
+            world.jump(chance.choice((90 * SECOND, 2 * HOUR, 4 * DAY)))
+        for _ in range(chance.choice((1, 2, 3))):
+            make = chance.choice(makers)
+            scene.more.append(make(chance, fault=chance.random() < 0.3))
 
 
 def _losses(scene: Scene, *, cut: bool = False) -> None:
@@ -467,14 +483,15 @@ FEATURES: dict[str, Callable[[Scene], None]] = {
     "edits": _edits,
     "rescales": _rescales,
     "forks": _forks,
+    "rollbacks": _rollbacks,
     "lost metadata": _losses,
     "cut metadata": _cuts,
 }
 
-OF_ARROYO_JOBS = frozenset({"rescales", "forks", "lost metadata", "cut metadata"})
+OF_ARROYO_JOBS = frozenset({"rescales", "forks", "rollbacks", "lost metadata", "cut metadata"})
 """Features of Arroyo jobs alone."""
 
-CHANGES_OF_ROWS = frozenset({"edits", "forks"})
+CHANGES_OF_ROWS = frozenset({"edits", "forks", "rollbacks"})
 SURGERY = CHANGES_OF_ROWS | OF_ARROYO_JOBS
 """Features after which verification must find no error."""
 

@@ -25,9 +25,9 @@ from arroyo_dagster.state.operations.gc import plan as gc_plans
 from arroyo_dagster.state.operations.gc import root_reader as roots_read
 from arroyo_dagster.state.operations.gc import roots_protocol
 from arroyo_dagster.state.operations.gc import steps as collecting_steps
+from arroyo_dagster.state.operations.surgery import carried_files, transfer
 from arroyo_dagster.state.operations.surgery import execute as editing
 from arroyo_dagster.state.operations.surgery import plan as edit_plans
-from arroyo_dagster.state.operations.surgery import transfer
 from arroyo_dagster.state.operations.surgery.managed import execute as managed_edits
 from arroyo_dagster.state.operations.surgery.managed import plan as managed_plans
 from arroyo_dagster.state.operations.surgery.rebuild import operator as rebuilding
@@ -289,6 +289,11 @@ def _own_watermarks(found: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
+def _not_copied(source: Any, held: Any, target: Any, tables: Any) -> Any:
+    planned = carried_files._planned(target, tables)
+    return carried_files.WrittenFiles({(one.table.target, one.path): one.file for one in planned})
+
+
 def _without_the_last(found: Callable[..., Any]) -> Callable[..., Any]:
     def fewer(*given: Any) -> Any:
         return {
@@ -304,6 +309,9 @@ MUTANTS |= {
     ),
     "a rescale loses rows": _rescale_loses_rows,
     "half of a rescale is taken for an edit": _half_of_a_rescale,
+    "a rollback lists files of the older epoch": _instead(
+        carried_files.WrittenFiles, "of", _not_copied
+    ),
     "a fork leaves the watermarks": _instead(
         transfer, "_with_state", _own_watermarks(transfer._with_state)
     ),
@@ -318,6 +326,7 @@ FOUND_WITH: dict[str, tuple[str, ...]] = {
     "a rescale loses rows": ("rescales",),
     "half of a rescale is taken for an edit": ("rescales",),
     "a fork leaves the watermarks": ("forks",),
+    "a rollback lists files of the older epoch": ("rollbacks",),
     "names of any spelling are parsed": ("foreign names",),
     "epochs are as old as their writers say": ("several clocks",),
     "a store is not asked to prove its conditional create": ("no conditional create",),

@@ -120,10 +120,12 @@ from tests.internals import (
     StateSource,
     UndeleteOptions,
     plan_fork,
+    plan_job_rollback,
     purge,
     read_pins,
     run_edit,
     run_fork,
+    run_job_rollback,
     run_managed_edit,
     run_rebuild,
     run_undelete,
@@ -635,34 +637,58 @@ def edit(
 def fork(world: World, process: Process, target: Any, source: Any, epoch: int | None) -> str:
     """The product's fork of a job of Arroyo's into another one at rest; somebody reads the plan."""
     hands: Any = Hands(world, process)
-    truth = target.watch.truth
-    truth.edits[process.name] = Edited(source=source.watch.truth)
-    taken, told = (
-        StateSource(store=hands, paths=source.paths, epoch=epoch),
-        directory(target.controller),
+    target.watch.truth.edits[process.name] = Edited(source=source.watch.truth)
+    taken = StateSource(store=hands, paths=source.paths, epoch=epoch)
+    told = directory(target.controller)
+    done = _approved(
+        world,
+        process,
+        lambda: plan_fork(taken, hands, target.paths, told),
+        lambda options: run_fork(taken, hands, target.paths, told, options),
     )
+    return "forked" if done == "published" else done
+
+
+def take_back(world: World, process: Process, setting: Any, epoch: int) -> str:
+    """The product's rollback of a job of Arroyo's at rest; somebody reads the plan."""
+    hands: Any = Hands(world, process)
+    truth = setting.watch.truth
+    truth.edits[process.name] = Edited(source=truth, epoch=epoch)
+    told = directory(setting.controller)
+    done = _approved(
+        world,
+        process,
+        lambda: plan_job_rollback(hands, setting.paths, told, epoch),
+        lambda options: run_job_rollback(hands, setting.paths, told, epoch, options),
+    )
+    return "taken back" if done == "published" else done
+
+
+def _approved(
+    world: World,
+    process: Process,
+    plan: Callable[[], Any],
+    run: Callable[[EditOptions], Any],
+) -> str:
+    """Carry out a plan, unless it says that files were written again."""
     try:
-        plan = plan_fork(taken, hands, target.paths, told)
-        if any("written after its metadata" in one for one in plan.unknown):
+        planned = plan()
+        if any("written after its metadata" in one for one in planned.unknown):
             return "not approved"
-        done = run_fork(
-            taken,
-            hands,
-            target.paths,
-            told,
+        done = run(
             EditOptions(
                 owner=process.name,
                 quiet_seconds=0,
                 verify_level=0,
                 clock=_clock_of(world, process),
                 sleep=lambda seconds: world.wait(process, seconds),
-                approved=plan.digest,
-            ),
+                approved=planned.digest,
+            )
         )
     except ArroyoStateError as error:
         world.note(f"{process.name}: {error}")
         return refused(error)
-    return "forked" if done.published else "nothing"
+    return "published" if done.published else "nothing"
 
 
 def rebuild(world: World, process: Process, setting: Any, epoch: int, *, undo: bool) -> str:

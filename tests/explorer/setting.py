@@ -268,6 +268,17 @@ class Setting:
             80,
         )
 
+    def taking_back(self, chance: random.Random, *, fault: bool = False) -> Process:
+        """A stopped Arroyo job taken back to one of the epochs there are."""
+        epoch = chance.choice(sorted(self.watch.epochs)[-6:-1] or [1])
+        return self._process(
+            "taking back",
+            "rewriter",
+            lambda process: ours.take_back(self.world, process, self, epoch),
+            fault,
+            80,
+        )
+
     def rebuilding(self, epoch: int, *, undo: bool = False, fault: bool = False) -> Process:
         """Metadata of an epoch that was lost written anew, or that undone."""
         return self._process(

@@ -49,6 +49,8 @@ def test_state_stays_restorable_in_deployments_with(feature: str, schedules: int
         assert endings["rebuilding: rebuilt"] > schedules // 12
     if feature == "forks":
         assert endings["forking: forked"] > schedules // 8
+    if feature == "rollbacks":
+        assert endings["taking: taken back"] > schedules // 8
     if feature == "edits":
         assert endings["editing: edited"] > schedules // 12
         assert endings["undoing: undone"] + endings["putting: put back"] > schedules // 40
@@ -123,6 +125,7 @@ QUICKLY = {
     "a rebuild leaves out a file of the epoch": 100,
     "a rescale loses rows": 200,
     "a fork leaves the watermarks": 100,
+    "a rollback lists files of the older epoch": 1000,
 }
 """Within so many schedules."""
 
@@ -131,6 +134,7 @@ SELDOM = (
     "the lease is not checked again",
     "epochs are as old as their writers say",
     "an undo releases people's pins",
+    "a rollback lists files of the older epoch",
     "relative positions are applied twice",
     "merges of older epochs are applied after an edit",
 )

@@ -9,7 +9,7 @@ import base64
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,8 @@ Change = Callable[[Row], bool]
 """Whether an edit removes a row."""
 
 _ENDLESS = 2**62
+CHANGES = ("editing", "forking", "taking")
+"""What begins the names of processes that change rows of Arroyo jobs."""
 
 
 @functools.lru_cache(maxsize=20_000)
@@ -77,13 +79,15 @@ class Edited:
 
     Attributes:
         request: of a relative edit, which adds a row that depends on the others.
-        source: of a fork, the rows of the other job.
+        source: of a fork, the rows of the other job; of a rollback, of the job itself.
+        epoch: of a rollback, the one to which the job goes back.
     """
 
     removes: Change = lambda row: False
     adds: tuple[Row, ...] = ()
     request: str | None = None
     source: Truth | None = None
+    epoch: int | None = None
 
     def of(self, held: Held) -> set[Row]:
         return {one for one in held if not self.removes(one)} | set(self.adds)
@@ -102,7 +106,8 @@ class Truth:
         lost: of metadata objects that were lost or cut, by path, what they said.
         cut: what was left of those that were cut.
         built: objects that a rebuild has written.
-        states: of a job that others are forked from, by epoch and operator, all that it ever was.
+        states: of a job that others are forked from, or that goes back, by epoch and operator, all
+            that it ever was.
 
     Of each row that was ever there, the time until which its first file was kept is known, and
     whether an edit, an undo or a rollback has taken the row out. Others that have expired may lie
@@ -262,11 +267,12 @@ class Truth:
             return
         if kind == "putting":
             raise Violation(f"{process.name} wrote {path}, which was never like that")
-        change = self.edits[process.name] if kind in ("editing", "forking") else Edited()
+        change = self.edits[process.name] if kind in CHANGES else Edited()
         if kind == "editing" and self._without(process, old) == set(old):
             raise Violation(f"{process.name} wrote {path}, of which it removes nothing")
         if change.source is not None:
-            self._check_forked(process, path, change.source)
+            self._check_forked(process, path, change.source, change.epoch)
+            self.gone -= set(new) if change.epoch is not None else set()
             return
         if set(new) != change.of(old):
             raise Violation(f"{process.name} wrote {path} with other rows than it should")
@@ -342,6 +348,13 @@ class Truth:
 
     # ---- forks -----------------------------------------------------------------------------------
 
+    def remember_all(self, paths: Iterable[str]) -> None:
+        """Note what the metadata objects among these paths say, and all that follow."""
+        self.states = {}
+        for path in paths:
+            if OPERATOR.fullmatch(path) or path.endswith(MANIFEST):
+                self.remember(path)
+
     def remember(self, path: str) -> None:
         """Note what a metadata object of a job that is forked from says, now that it is written."""
         if self.states is None:
@@ -350,17 +363,18 @@ class Truth:
         for one in states_of(self.objects, self.objects[path][0], whole=whole) or ():
             self.states.setdefault((one.epoch, one.operator), set()).add(one)
 
-    def _check_forked(self, process: Process, path: str, source: Truth) -> None:
+    def _check_forked(self, process: Process, path: str, source: Truth, epoch: int | None) -> None:
         """The job loads what the source would load, were it started with as many subtasks."""
         whole = path.endswith(MANIFEST)
         now = states_of(self.objects, self.objects[path][0], whole=whole)
         assert now is not None
         assert source.states is not None
-        taken = source.forked.setdefault(process.name, {epoch for epoch, _ in source.states})
+        epochs = {number for number, _ in source.states} if epoch is None else {epoch}
+        taken = source.forked.setdefault(process.name, epochs)
         for new in now:
             taken &= {
-                epoch
-                for (epoch, operator), states in source.states.items()
+                number
+                for (number, operator), states in source.states.items()
                 if operator == new.operator and any(_is_forked(one, new) for one in states)
             }
         if not taken:

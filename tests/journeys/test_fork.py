@@ -152,7 +152,7 @@ def test_a_table_that_the_source_has_no_rows_of_starts_empty(layout: Layout) -> 
     assert errors_of(job.store, job.paths) == set()
     # And the other way: a table that the job does not have yet.
     plan = run(source, job).plan
-    assert "the job has no such table yet" in " ".join(one.reason for one in plan.tables)
+    assert "the job has none now" in " ".join(one.reason for one in plan.tables)
     theirs = state_of(source.store, source.paths)
     assert state_of(job.store, job.paths)["window_3"][1] == theirs["window_3"][1]
     assert errors_of(job.store, job.paths) == set()

@@ -96,7 +96,7 @@ def test_the_undo_of_a_running_job_is_impossible_and_says_what_is_possible(job: 
     assert (found.exit_code, listing(job.store)) == (1, was)
     assert "the delete-key of epoch 3 cannot be undone: the job was started from it" in text
     assert "stop it with a checkpoint first" not in text
-    assert "arroyo-state fork job_x@N OTHER" in text
+    assert "arroyo-state rollback job_x N" in text
     assert call(job, "undo", "job_x", *STOPPED, "--yes").exit_code == 0
     none = call(job, "undo", "job_x", "--assume", "job_x=running")
     assert (none.exit_code, "there is nothing to undo" in none.stdout) == (0, True)

@@ -5,17 +5,14 @@ changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
-from arroyo_dagster.cli.compaction.rewrite import arroyo_options
-from arroyo_dagster.cli.directory import directory_of_environment
 from arroyo_dagster.cli.rendering import print_json, print_lease_event, sleep_until_quiet
-from arroyo_dagster.cli.settings import WholeNumber, settings_options
+from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.cli.surgery.group import edit
+from arroyo_dagster.cli.surgery.options import edit_options, opened
 from arroyo_dagster.cli.surgery.rendering import outcome_json, print_outcome, print_plan
 from arroyo_dagster.cli.surgery.window import check_window, run_in_window, window_options
 from arroyo_dagster.errors import InputError
@@ -23,7 +20,6 @@ from arroyo_dagster.state.codec.iso_times import parse_moment_nanos
 from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.keys import MOST_SUBTASKS
 from arroyo_dagster.state.model.layout import JobPaths
-from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.settings import check_time
 from arroyo_dagster.state.model.surgery.edits import (
     Edit,
@@ -37,7 +33,6 @@ from arroyo_dagster.state.model.surgery.edits import (
 )
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, run_edit
 from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_edit
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
@@ -47,20 +42,7 @@ from arroyo_dagster.state.planning.surgery.lookups import parse_lookup
 from arroyo_dagster.state.storage.local_documents import read_stream
 from arroyo_dagster.state.storage.store import ObjectStore
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _RELATIVE = re.compile(r"[+-]\d{1,19}")
-
-
-def edit_options(command: _F) -> _F:
-    """Add what all edits take: approval, sources of the job's status, the lease and the store."""
-    yes = click.option("--yes", is_flag=True, help="Execute the edit. Without it, print the plan.")
-    approve = click.option(
-        "--approve",
-        metavar="DIGEST",
-        help="With --yes: execute only the plan with this digest, which the dry run printed.",
-    )
-    shared = store_options(arroyo_options(settings_options(LeaseSettings)(command)))
-    return yes(approve(shared))
 
 
 _operator_option = click.option(
@@ -290,23 +272,6 @@ def carry_out(
             print_json(outcome_json(outcome))
         else:
             print_outcome(outcome)
-
-
-def opened(
-    job: str,
-    given: dict[str, Any],
-    find: Callable[[ObjectStore, str], JobPaths] = find_job,
-) -> tuple[ObjectStore, JobPaths, JobDirectory]:
-    """Return the store of a command with `edit_options`, its job, and what reports its status.
-
-    Args:
-        find: finds the job by its name.
-    """
-    if given["approve"] is not None and not given["yes"]:
-        raise click.UsageError("--approve needs --yes")
-    store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
-    directory = directory_of_environment(given["api"], given["database"], given["assume"])
-    return store, find(store, job), directory
 
 
 def options_of(paths: JobPaths, given: dict[str, Any]) -> EditOptions:

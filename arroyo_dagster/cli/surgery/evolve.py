@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main
-from arroyo_dagster.cli.surgery.commands import carry_out, edit_options, opened
+from arroyo_dagster.cli.surgery.commands import carry_out
+from arroyo_dagster.cli.surgery.options import edit_options, opened
 from arroyo_dagster.cli.surgery.sources import open_source, source_options
 from arroyo_dagster.cli.surgery.window import check_window, window_options
 from arroyo_dagster.errors import InputError

@@ -9,7 +9,8 @@ import click
 from arroyo_dagster.cli.common import main
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.settings import WholeNumber
-from arroyo_dagster.cli.surgery.commands import edit_options, opened, options_of
+from arroyo_dagster.cli.surgery.commands import options_of
+from arroyo_dagster.cli.surgery.options import edit_options, opened
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome
 from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.operations.surgery.rebuild.execute import (

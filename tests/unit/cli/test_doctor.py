@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from arroyo_dagster import MemoryStore, cli, open_store
+from arroyo_dagster import MemoryStore, cli, list_jobs, open_store
+from arroyo_dagster.cli.symptoms import SYMPTOMS
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.spark.readiness import check_java
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck, check_store
+from arroyo_dagster.state.planning.rules import KINDS
+from tests.compat.arroyo import unpack
 from tests.formats import SKEW_MICROS
+from tests.internals import LeaseOptions, lease
 from tests.jobs import run_word_job
 from tests.stores import DeleteOutcome
 
@@ -153,3 +158,78 @@ def test_the_same_as_json(root: Path) -> None:
     assert [one["check"] for one in found["checks"]] == STORE_CHECKS
     assert {one["status"] for one in found["checks"]} == {"ok"}
     assert found["checks"][-1]["detail"] == "1 jobs in the protocol layout"
+
+
+# ---- of a job ------------------------------------------------------------------------------------
+
+
+def test_a_healthy_job_has_no_symptom_and_nothing_is_written(root: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    done = run("main", "--url", str(root))
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("words/main: nothing found. If its state is wrong all the same")
+    assert "`arroyo-state rollback words/main`" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    document = json.loads(run("main", "--url", str(root), "--json").stdout)
+    assert (document["job"], document["healthy"], document["checks"]) == ("words/main", True, [])
+    assert run("main", "--url", str(root), "--store-only").exit_code == 2
+
+
+OPERATOR = "checkpoints/checkpoint-0000008/operator-watermark_2"
+STOPPED = ("--assume", "grand_total=stopped", "--yes", "--quiet", "0")
+COMMANDS: dict[str, tuple[str | tuple[str, ...], int, list[str]]] = {
+    "a missing file": (
+        f"{OPERATOR}/table-s-000",
+        3,
+        ["sql @fate --param path=grand_total/", "rollback grand_total 7"],
+    ),
+    "missing metadata": (
+        f"{OPERATOR}/metadata",
+        3,
+        ["verify grand_total", "rebuild grand_total 8", "fork grand_total@7 NEW_JOB"],
+    ),
+    "an edit": (("edit", "offsets", "grand_total", "all=-1"), 0, ["undo grand_total"]),
+    "a rollback": (("rollback", "grand_total", "5"), 0, ["undo grand_total"]),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_symptom_of_a_job_has_its_command(name: str, tmp_path: Path) -> None:
+    cause, code, commands = COMMANDS[name]
+    url = unpack("flights", tmp_path)
+    if isinstance(cause, str):
+        (tmp_path / "grand_total" / cause).unlink()
+    else:
+        done = CliRunner().invoke(cli.main, [*cause, *STOPPED, "--url", url])
+        assert done.exit_code == 0, done.output
+    found = run("grand_total", "--url", url)
+    assert found.exit_code == code, found.output
+    assert re.findall("next: arroyo-state (.+)", found.stdout) == commands
+    assert ("nothing found" in found.stdout) == (code == 0)
+
+
+def test_small_files_leases_and_quarantines_are_symptoms(tmp_path: Path) -> None:
+    store = open_store(unpack("leader", tmp_path))
+    paths = next(paths for paths in list_jobs(store) if paths.job == "job_REpArXOlRQ")
+    with lease(store, paths, "somebody", LeaseOptions()):
+        found = run(paths.root, "--url", str(tmp_path))
+    assert found.exit_code == 3
+    assert "starts are slow: warning (" in found.stdout
+    assert f"next: arroyo-state compact plan {paths.root}" in found.stdout
+    assert "a run waits: ok (the maintenance lease is held by" in found.stdout
+    assert f"next: arroyo-state show {paths.root}" in found.stdout
+    expire = ["gc", "run", "expire", paths.root, "--keep", "2", "--quarantine"]
+    stopped = ["--assume", f"{paths.root}=stopped", "--yes"]
+    done = CliRunner().invoke(cli.main, [*expire, *stopped, "--url", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert (
+        f"next: arroyo-state gc undelete {paths.root}"
+        in run(paths.root, "--url", str(tmp_path)).stdout
+    )
+
+
+def test_every_kind_of_finding_has_a_symptom_and_a_command_of_the_guide() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "operate" / "README.md").read_text()
+    assert SYMPTOMS.keys() >= KINDS.keys()
+    for _, command in SYMPTOMS.values():
+        assert f"`{command.format(job='JOB')}`" in guide

@@ -89,11 +89,14 @@ def test_verify_names_the_commands_for_an_arroyo_job(tmp_path: Path) -> None:
     url = unpack("flights", tmp_path)
     data, metadata = "operator-watermark_2/table-s-000", "operator-watermark_2/metadata"
     newest = tmp_path / "grand_total/checkpoints/checkpoint-0000008"
-    command = "arroyo-state fork grand_total@7 NEW_JOB"
-    for name, code, commands in (
-        (data, 3, [command]),
-        (metadata, 3, ["arroyo-state rebuild grand_total 8", command]),
-        ("metadata", 0, []),  # epoch 7 is the newest one then
+    fork, rebuild = (
+        "arroyo-state fork grand_total@7 NEW_JOB",
+        "arroyo-state rebuild grand_total 8",
+    )
+    for name, code, commands, back in (
+        (data, 3, ["arroyo-state rollback grand_total 7"], 7),
+        (metadata, 3, [rebuild, fork], None),
+        ("metadata", 0, [], None),  # epoch 7 is the newest one then
     ):
         content = (newest / name).read_bytes()
         (newest / name).unlink()
@@ -101,5 +104,5 @@ def test_verify_names_the_commands_for_an_arroyo_job(tmp_path: Path) -> None:
         assert found.exit_code == code
         assert all(text in found.stdout for text in commands or ["state rebuild grand_total 8`"])
         answer = json.loads(run(url, "verify", "grand_total", "--json").stdout)
-        assert (answer["rollback_to"], answer["next_steps"]) == (None, commands)
+        assert (answer["rollback_to"], answer["next_steps"]) == (back, commands)
         (newest / name).write_bytes(content)

@@ -151,7 +151,16 @@ class Fork:
     name = "fork"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """Go back to the state that the job had at an older epoch."""
+
+    epoch: Epoch
+
+    name = "rollback"
+
+
 Edit = SetOffsets | SetWatermark | SetEntry | KeyDeletion | RetainRows | Rescale
 
-AnyEdit = Edit | Fork | Evolve | BootstrapRequest
+AnyEdit = Edit | Fork | Rollback | Evolve | BootstrapRequest
 """Every change of the state of a stopped job that has a plan and an undo."""

@@ -19,7 +19,7 @@ from arroyo_dagster.state.model.ids import (
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.model.surgery.edits import AnyEdit
+from arroyo_dagster.state.model.surgery.edits import AnyEdit, Rollback
 from arroyo_dagster.state.model.surgery.evolve import OperatorMatch
 
 
@@ -29,7 +29,7 @@ class TableAction(enum.Enum):
     Attributes:
         KEPT: it stays as it is.
         CHANGED: some of its rows or entries change.
-        CARRIED: it takes the rows of the other job's table.
+        CARRIED: it takes the rows of the other job's table, or of the older epoch's.
         FILLED: it takes them, with values in columns that the other job does not have.
         EMPTIED: it has no rows any more; the operator starts with an empty table.
         DROPPED: a table of the other job, which no table takes.
@@ -69,7 +69,7 @@ class TableStep:
         removed: how many of them are removed.
         entries: the entries that change.
         files: the data files that the epoch lists for it now; of a table that is carried, filled or
-            dropped those of the other job.
+            dropped those of the other job, or of the older epoch.
         source: the other job's operator whose table it takes. Of a dropped table, `operator` is
             the other job's.
     """
@@ -167,6 +167,11 @@ class EditPlan:
             and not self.changed
             and all(mark.before_micros == mark.after_micros for mark in self.watermarks)
         )
+
+    @property
+    def needs_whole(self) -> bool:
+        """Whether the epoch must be restorable before it is changed."""
+        return not self.creates and not isinstance(self.edit, Rollback)
 
     @property
     def digest(self) -> str:

@@ -367,8 +367,8 @@ def check_may_undo(
         return
     what = "compaction" if operation is None else operation
     step = (
-        "stop the job and edit it again, or give the state of an epoch before it to another job: "
-        f"`arroyo-state fork {paths.root}@N OTHER`"
+        "stop the job, then edit it again or go back to an epoch before it: "
+        f"`arroyo-state rollback {paths.root} N`"
     )
     if operation is None:
         step = "keep the compacted state: it holds the same rows"

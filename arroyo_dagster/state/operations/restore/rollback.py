@@ -34,6 +34,7 @@ from arroyo_dagster.state.planning.restore.rollback import (
     RollbackFacts,
     check_same,
     choices,
+    chosen,
     committed_output,
     done_before,
     make_plan,
@@ -56,6 +57,15 @@ def restorable_epochs(store: ObjectStore, paths: JobPaths) -> list[Epoch]:
     return choices(_facts(store, paths))
 
 
+def restorable_epoch(store: ObjectStore, paths: JobPaths, epoch: int) -> Checkpoint:
+    """Return an epoch that a rollback could restore. No data file is opened.
+
+    Raises:
+        NotFoundError, FormatError, InputError, ProtocolError: as `plan_rollback`.
+    """
+    return chosen(_facts(store, paths), Epoch(epoch))
+
+
 def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint | None:
     """Return the newest whole epoch of a job whose newest epoch is damaged.
 
@@ -63,8 +73,7 @@ def way_back(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> Checkpoint | 
         epoch: the damaged one. The five before it are checked in detail, newest first.
 
     Returns:
-        The epoch: `rollback` takes that of a managed job, `fork` that of an Arroyo job. None if
-        `epoch` is not the newest one, and if there is none.
+        The epoch; None if `epoch` is not the newest one, and if there is none.
     """
     facts = _facts(store, paths)
     if epoch != facts.newest_number:

@@ -190,7 +190,7 @@ def execute_change(
         # The previous holder of the lease may have changed the job.
         again = change.prepare(held)
         check_can_run(paths, again.snapshot, again.plan, prepared.plan.digest)
-        if not again.plan.creates:
+        if again.plan.needs_whole:
             check_restorable(held, paths, again.plan.epoch, 0)
         began = options.clock()
         work = Unchanged(paths, directory, again.snapshot, again.facts.sizes, options.cancelled)

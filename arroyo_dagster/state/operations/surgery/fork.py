@@ -5,6 +5,7 @@ Operators match by their ids, and their tables must be equal; `evolve` is the ge
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from arroyo_dagster.errors import InputError
@@ -21,6 +22,7 @@ from arroyo_dagster.state.model.surgery.plans import (
     TableStep,
 )
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TableConfig
+from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.surgery.carried_files import CarriedTable, StateSource
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
@@ -100,7 +102,7 @@ def _job(
 
     def decide(jobs: TwoJobs) -> Transfer:
         same = check_same_graphs(graphs, jobs.taken, paths)
-        transfer = _Match(jobs).compared()
+        transfer = Match(jobs, f"epoch {jobs.taken.epoch} of the source").compared()
         if not isinstance(same, str):
             transfer.evidence.append(same)
         elif create:
@@ -113,11 +115,33 @@ def _job(
     return TransferJob(source, paths, directory, request, decide, create)
 
 
+WhyKept = Callable[[OperatorCheckpoint, OperatorCheckpoint, TableName], str | None]
+"""Says why the job keeps a table of its own, by the operator of the source and its own; None = it
+takes the source's.
+"""
+
+
+def _of_another(
+    other: OperatorCheckpoint, operator: OperatorCheckpoint, name: TableName
+) -> str | None:
+    if of_sink(operator, name) or of_sink(other, name):
+        return "a sink's state means nothing to another job: the job keeps its own"
+    return None
+
+
 @dataclass(slots=True)
-class _Match:
-    """Compares the tables of two jobs of the same SQL."""
+class Match:
+    """Compares the tables of two jobs of the same SQL, or of two epochs of one job.
+
+    Attributes:
+        source: what the state is taken from, for people.
+        otherwise: what to do where they differ.
+    """
 
     jobs: TwoJobs
+    source: str
+    otherwise: str = "fork into a job that was created from the source's SQL"
+    why_kept: WhyKept = _of_another
     found: Transfer = field(default_factory=Transfer)
 
     def compared(self) -> Transfer:
@@ -136,7 +160,7 @@ class _Match:
             self.found.unknown += parallelism_not_tried(other, operator)
         self.found.evidence.append(
             EditPrecondition(
-                name="both jobs have the same operators and tables",
+                name="both epochs have the same operators and tables",
                 met=True,
                 evidence=f"{len(self.jobs.target.operators)} operators by id; configurations and "
                 "columns are equal",
@@ -154,12 +178,11 @@ class _Match:
         theirs = {operator.operator for operator in self.jobs.taken.operators}
         if ours != theirs:
             raise InputError(
-                "the jobs have other operators, so they are not of the same SQL",
+                f"{self.source} has other operators than the job, so it is not of the same SQL",
                 job=self.jobs.paths.root,
                 only_in_source=", ".join(sorted(theirs - ours)) or "none",
                 only_in_job=", ".join(sorted(ours - theirs)) or "none",
-                next_step="fork into a job that was created from the source's SQL, or use "
-                "`arroyo-state evolve` if the SQL was changed",
+                next_step=f"{self.otherwise}, or use `arroyo-state evolve` if the SQL was changed",
             )
 
     def _step(
@@ -167,17 +190,17 @@ class _Match:
     ) -> TableStep:
         theirs, ours = other.tables.get(name), operator.tables.get(name)
         now = () if ours is None else ours.paths
-        if of_sink(operator, name) or of_sink(other, name):
-            reason = "a sink's state means nothing to another job: the job keeps its own"
-            action = TableAction.KEPT
+        kept = self.why_kept(other, operator, name)
+        if kept is not None:
+            reason, action = kept, TableAction.KEPT
         elif theirs is None:
-            reason = f"the source has no rows of it at epoch {self.jobs.taken.epoch}"
+            reason = f"{self.source} has no rows of it"
             action = TableAction.EMPTIED
         else:
             self._check_table(other, operator, name)
-            reason = f"{len(theirs.paths)} files of epoch {self.jobs.taken.epoch} of the source"
+            reason = f"{plural(len(theirs.paths), 'file')} of {self.source}"
             if ours is None:
-                reason += "; the job has no such table yet, so its columns are the source's"
+                reason += f"; the job has none now, so its columns are those of {self.source}"
             action = TableAction.CARRIED
             now = theirs.paths
             key = operator.operator, name
@@ -192,17 +215,17 @@ class _Match:
         theirs, ours = other.configs.get(name), operator.configs.get(name)
         if theirs is None:
             raise InputError(
-                "a table of the source has no configuration",
+                f"a table of {self.source} has no configuration",
                 operator=operator.operator,
                 table=name,
-                next_step="take another epoch of the source (SOURCE@EPOCH)",
+                next_step="take another epoch",
             )
         if ours is not None and ours != theirs:
             raise InputError(
-                f"the table is another one in the source: {_difference(theirs, ours)}",
+                f"the table is another one in {self.source}: {_difference(theirs, ours)}",
                 operator=operator.operator,
                 table=name,
-                next_step="fork into a job that was created from the source's SQL",
+                next_step=self.otherwise,
             )
         reason = why_one_parallelism(other, name, operator.parallelism)
         if reason is not None:

@@ -1,8 +1,10 @@
-"""Give a stopped Arroyo job the state of another job: what `fork` and `evolve` have in common.
+"""Give a stopped Arroyo job the state of another job, or of an older epoch of its own: what `fork`,
+`evolve` and `rollback` have in common.
 
-The other job is only read; it may run. Its data files are copied, or converted to other columns,
-under new names below the stopped job's epoch, whose metadata then lists them. Sinks keep the
-stopped job's own state.
+The source is only read; another job may run. Its data files are copied, or converted to other
+columns, under new names below the stopped job's epoch, whose metadata then lists them: Arroyo's
+cleanup deletes files of an older epoch, even if a newer one lists them again. Sinks of another job
+are not taken.
 
 Source: docs/spec/state-surgery.md, `The trick` and `Rules`.
 """
@@ -75,18 +77,23 @@ WatermarkBounds = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True)
 class TwoJobs:
-    """The epoch of the source whose state is taken, and the stopped job that gets it."""
+    """The epoch of the source whose state is taken, and the stopped job that gets it.
+
+    Attributes:
+        committed: the epoch of the stopped job that Arroyo names as ready; None = not reported.
+    """
 
     source: StateSource
     taken: Checkpoint
     store: ObjectStore
     paths: JobPaths
     target: Checkpoint
+    committed: Epoch | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """What becomes of the stopped job, as `fork` or `evolve` decides it.
+    """What becomes of the stopped job, as `fork`, `evolve` or `rollback` decides it.
 
     Attributes:
         watermarks: the new ones of each operator of the job; others keep theirs.
@@ -140,6 +147,8 @@ class TransferJob:
     Attributes:
         request: the edit that the plan names, from the path and the epoch of the source.
         create: whether the stopped job has no epoch, so that its first one is created.
+        goes_back: whether the source is an older epoch of the job. Files of its newest one may be
+            missing.
     """
 
     source: StateSource
@@ -148,6 +157,7 @@ class TransferJob:
     request: Callable[[StatePath, Epoch], AnyEdit]
     decide: Decide
     create: bool = False
+    goes_back: bool = False
 
     def prepare(self, store: ObjectStore) -> PreparedTransfer:
         """Plan the transfer, and return what its execution needs.
@@ -161,19 +171,24 @@ class TransferJob:
         source, paths = self.source, self.paths
         taken, stored = _read_source(source)
         request = self.request(source.paths.root, taken.epoch)
-        if (source.store.url, source.paths) == (store.url, paths):
+        if not self.goes_back and (source.store.url, source.paths) == (store.url, paths):
             raise InputError(
-                "the job would be forked into itself", job=paths.root, next_step="name another job"
+                "the job would be forked into itself",
+                job=paths.root,
+                next_step=f"go back with `arroyo-state rollback {paths.root}`, or name another job",
             )
         if self.create:
             snapshot = begun_snapshot(store, paths, self.directory, taken)
         else:
             snapshot = editable_snapshot(store, paths, self.directory, request)
-        facts = table_facts(store, snapshot)
-        jobs = TwoJobs(source, taken, store, paths, snapshot.checkpoint)
-        _check_sinks(jobs)
+        facts = _facts(stored) if self.goes_back else table_facts(store, snapshot)
+        committed = snapshot.answer.facts.newest_ready_epoch
+        jobs = TwoJobs(source, taken, store, paths, snapshot.checkpoint, committed)
         transfer = self.decide(jobs)
-        _add_hash_evidence(jobs, transfer)
+        if not self.goes_back:
+            _check_sinks(jobs)
+            _add_outputs(jobs, transfer)
+            _add_hash_evidence(jobs, transfer)
         transfer.unknown += _written_later(source, taken, stored)
         carried = {table.source for table in transfer.carried}
         unkeyed = unkeyed_facts(source.store, taken)
@@ -219,7 +234,6 @@ def _plan(
     facts: TableFacts,
     transfer: Transfer,
 ) -> EditPlan:
-    epoch = jobs.taken.epoch
     return replace(
         bare_plan(snapshot, request),
         tables=tuple(transfer.steps),
@@ -227,18 +241,23 @@ def _plan(
         watermarks=tuple(_watermark_steps(snapshot.checkpoint, transfer)),
         preconditions=(*preconditions(snapshot, facts), *transfer.evidence),
         unknown=tuple(dict.fromkeys((*transfer.unknown, *_not_tried(jobs)))),
-        duplicate_outputs=(
-            f"if {jobs.source.paths.root} goes on, rows that it reads after epoch {epoch} are "
-            "processed by both jobs: each writes their outputs to its own sinks",
-            "outputs that the job has written itself stay in its sinks",
-            *transfer.duplicate_outputs,
-        ),
-        missing_outputs=(
-            "the job's own state and positions are replaced: rows that it has read and not emitted "
-            "are never emitted, unless the other job's state holds them",
-            *transfer.missing_outputs,
-        ),
+        duplicate_outputs=tuple(transfer.duplicate_outputs),
+        missing_outputs=tuple(transfer.missing_outputs),
     )
+
+
+def _add_outputs(jobs: TwoJobs, transfer: Transfer) -> None:
+    """Say first what outputs show because the state is another job's."""
+    root, epoch = jobs.source.paths.root, jobs.taken.epoch
+    transfer.duplicate_outputs[:0] = [
+        f"if {root} goes on, rows that it reads after epoch {epoch} are processed by both jobs: "
+        "each writes their outputs to its own sinks",
+        "outputs that the job has written itself stay in its sinks",
+    ]
+    transfer.missing_outputs[:0] = [
+        "the job's own state and positions are replaced: rows that it has read and not emitted are "
+        "never emitted, unless the other job's state holds them"
+    ]
 
 
 def _watermark_steps(checkpoint: Checkpoint, transfer: Transfer) -> Iterator[WatermarkStep]:
@@ -262,6 +281,12 @@ def _not_tried(jobs: TwoJobs) -> Iterator[str]:
 def _stored(store: ObjectStore, checkpoint: Checkpoint) -> StoredFiles:
     paths = list(dict.fromkeys(checkpoint.paths))
     return dict(zip(paths, concurrently(store.head, paths), strict=True))
+
+
+def _facts(stored: StoredFiles) -> TableFacts:
+    """Return facts about the files that are taken, where none of the job's own is needed."""
+    sizes = {path: info.size_bytes for path, info in stored.items() if info is not None}
+    return TableFacts(sizes=sizes, inputs={}, unkeyed={}, unwritable={})
 
 
 def _written_later(source: StateSource, taken: Checkpoint, found: StoredFiles) -> Iterator[str]:
@@ -302,7 +327,7 @@ def _read_source(source: StateSource) -> tuple[Checkpoint, StoredFiles]:
             f"epoch {epoch} of the source is {loaded.state.value}: its sinks have not committed it",
             job=source.paths.root,
             epoch=epoch,
-            next_step="wait until it is ready, or name an older epoch, SOURCE@EPOCH",
+            next_step="wait until it is ready, or name an older epoch",
         )
     files = _stored(source.store, loaded)
     check_restorable(source.store, source.paths, epoch, 1)
@@ -393,9 +418,9 @@ def parallelism_not_tried(other: OperatorCheckpoint, operator: OperatorCheckpoin
     """Yield what is not known of a state that moves to another parallelism."""
     if other.parallelism != operator.parallelism:
         yield (
-            f"{operator.operator}: a fork from parallelism {other.parallelism} to "
-            f"{operator.parallelism} was not tried on a real Arroyo; a restart at another "
-            "parallelism was"
+            f"{operator.operator}: state of parallelism {other.parallelism} was not given to "
+            f"{operator.parallelism} subtasks on a real Arroyo; a restart at another parallelism "
+            "was tried"
         )
 
 

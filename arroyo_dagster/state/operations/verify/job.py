@@ -477,7 +477,7 @@ def position_findings(
         StorageError: the store failed.
     """
     now = history[-1]
-    new = _positions(store, paths, now, catalogue)
+    new = known_positions(store, paths, now, catalogue)
     yield from absurd_positions(now, new)
     if len(history) < 2 or edited or not new:
         return
@@ -486,13 +486,14 @@ def position_findings(
     if now.epoch != before.epoch + 1 or revised:
         return
     if origin_of(before, now, unlisted) is Origin.BEFORE:
-        old = _positions(store, paths, before, catalogue)
+        old = known_positions(store, paths, before, catalogue)
         yield from position_steps(before, now, old, new)
 
 
-def _positions(
+def known_positions(
     store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, catalogue: Catalogue
 ) -> Positions:
+    """Return the positions of sources at an epoch that are numbers; none if a table is broken."""
     job = StateJob(StateCatalog(store, NOTHING_PRIVATE, catalogue), paths)
     try:
         positions = source_positions(StateEpoch(job, checkpoint))

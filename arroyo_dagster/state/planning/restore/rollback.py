@@ -62,11 +62,6 @@ class EpochFacts:
             and checkpoint.state is CheckpointState.READY
         )
 
-    @property
-    def restorable(self) -> bool:
-        """Whether a rollback may restore it: only that of a managed job."""
-        return self.whole and self.checkpoint is not None and self.checkpoint.progress is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackFacts:
@@ -93,9 +88,7 @@ class RollbackFacts:
 
 def choices(facts: RollbackFacts) -> list[Epoch]:
     """Return the epochs that a rollback could restore, ascending."""
-    return [
-        fact.epoch for fact in facts.epochs if fact.restorable and fact.epoch != facts.newest_number
-    ]
+    return [fact.epoch for fact in facts.epochs if fact.whole and fact.epoch != facts.newest_number]
 
 
 def done_before(facts: RollbackFacts, epoch: Epoch) -> Epoch | None:
@@ -124,10 +117,16 @@ def make_plan(facts: RollbackFacts, epoch: Epoch, *, undoes: bool = False) -> Ro
         ProtocolError: its commit is not finished, other services depend on the job, or rows that it
             would read again are deleted.
     """
-    _check_managed(facts, epoch)
-    target = _target(facts, epoch)
+    target = chosen(facts, epoch)
     offsets = _offsets(target)
-    assert offsets is not None
+    if offsets is None:
+        raise InputError(
+            "this is an Arroyo job: its database or leader decides which epoch is restored, and "
+            "would ignore a new one",
+            job=facts.paths.root,
+            epoch=epoch,
+            next_step=f"change the newest one in place: `{rollback_command(facts.paths, epoch)}`",
+        )
     if not undoes:
         _check_services(facts, offsets)
         _check_staged_rows(facts, offsets)
@@ -193,21 +192,8 @@ def _current(facts: RollbackFacts) -> Epoch:
     return max((entry.epoch for entry in facts.epochs if entry.owns), default=Epoch(0))
 
 
-def _check_managed(facts: RollbackFacts, epoch: Epoch) -> None:
-    readable = [entry.checkpoint for entry in facts.epochs if entry.owns and entry.checkpoint]
-    if readable and all(checkpoint.progress is None for checkpoint in readable):
-        raise InputError(
-            "a rollback needs a managed job: for an Arroyo job, Arroyo's database or leader "
-            "decides which epoch is restored, and would ignore the new one",
-            job=facts.paths.root,
-            epoch=epoch,
-            next_step="repair the newest epoch (`arroyo-state verify` lists what is wrong), or "
-            f"give the epoch's state to a new job: `arroyo-state fork {facts.paths.root}@{epoch} "
-            "NEW_JOB`",
-        )
-
-
-def _target(facts: RollbackFacts, epoch: Epoch) -> Checkpoint:
+def chosen(facts: RollbackFacts, epoch: Epoch) -> Checkpoint:
+    """Return the epoch that a rollback restores; errors as `make_plan`."""
     extra: dict[str, object] = {
         "job": facts.paths.root,
         "epoch": epoch,
@@ -230,7 +216,7 @@ def _target(facts: RollbackFacts, epoch: Epoch) -> Checkpoint:
             next_step=step,
             **extra,  # type: ignore[arg-type]
         )
-    if checkpoint is None or not entry.restorable:
+    if checkpoint is None or not entry.whole:
         reason = entry.problem or (entry.state.value if entry.state else UNREADABLE)
         raise FormatError(f"the epoch cannot be restored: {reason}", next_step=step, **extra)  # type: ignore[arg-type]
     return checkpoint
