@@ -29,8 +29,8 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_004,
-    "cli": 9_852,
-    "dataflow": 20_644,
+    "cli": 9_835,
+    "dataflow": 20_636,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
@@ -40,8 +40,8 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_234,
     "state.model": 6_227,
-    "state.operations": 30_120,
-    "state.planning": 11_554,
+    "state.operations": 30_117,
+    "state.planning": 11_553,
     "state.storage": 6_050,
     "state.tables": 8_099,
 }

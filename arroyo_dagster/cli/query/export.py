@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, private_option, store_options
@@ -116,32 +118,15 @@ def export_command(
         first = numbers[0] if epoch.number == numbers[-1] else epoch.number
         exports = list(export_changes(epoch.job, operator, table, chosen_target, first))
     else:
-        epochs = numbers if every_epoch else [Epoch(epoch.number)]
-        exports = list(export_epochs(epoch.job, operator, table, chosen_target, epochs))
+        chosen = numbers if every_epoch else [Epoch(epoch.number)]
+        exports = list(export_epochs(epoch.job, operator, table, chosen_target, chosen))
+    columns = ["epoch", "files", "rows", "bytes", "new"]
+    row_of = attrgetter("epoch", "files", "rows", "size_bytes", "new")
+    rows = [*map(row_of, exports)]
     if as_json:
-        print_json(
-            [
-                {
-                    "epoch": export.epoch,
-                    "files": export.files,
-                    "rows": export.rows,
-                    "bytes": export.size_bytes,
-                    "new": export.new,
-                }
-                for export in exports
-            ]
-        )
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
     print_table(
-        ["epoch", "files", "rows", "bytes", ""],
-        [
-            [
-                export.epoch,
-                export.files,
-                export.rows,
-                format_bytes(export.size_bytes),
-                "written" if export.new else "was there",
-            ]
-            for export in exports
-        ],
+        [*columns[:-1], ""],
+        [[*row, format_bytes(size), "written" if new else "was there"] for *row, size, new in rows],
     )

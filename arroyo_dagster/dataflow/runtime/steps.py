@@ -184,15 +184,8 @@ class Failures:
         offset = place.offset if topic and place is not None else None
         self._metrics.count(step, failed=1, error_offset=offset)
         reason = reason_of(error, in_topic=topic)
-        where: dict[str, Any] = (
-            {}
-            if place is None
-            else {
-                "topic": place.topic,
-                "partition": place.partition,
-                "offset": place.offset,
-            }
-        )
+        names = () if place is None else ("topic", "partition", "offset")
+        where: dict[str, Any] = {name: getattr(place, name) for name in names}
         if self._fatal:
             raise StepFailed(
                 f"{step} failed on a record: {reason}",
@@ -209,9 +202,8 @@ class Failures:
         count = self._logged[step] = self._logged.get(step, 0) + 1
         if count <= _MOST_LOGGED:
             text = ", ".join(f"{name} {value}" for name, value in where.items())
-            after = self._after(place)
-            next_step = next_step_of(error, in_topic=topic)
-            advice = f". Next: {next_step}; {after}" if count == 1 else ""
+            next_step = f"{next_step_of(error, in_topic=topic)}; {self._after(place)}"
+            advice = f". Next: {next_step}" if count == 1 else ""
             _LOG.warning(
                 "service %s: %s %s (%s): %s; record %s%s",
                 self._service,

@@ -5,6 +5,7 @@ before everything that it needs exists.
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -201,12 +202,8 @@ def run_undelete(
     run_options = options or UndeleteOptions()
     owner, clock = run_options.owner, run_options.clock
     quarantine = _known(store, paths, name)
-    asked = LeaseOptions(  # the `sleep` of an undelete tells people of deletes in flight
-        deletes=True,
-        wait_seconds=run_options.lease_wait_seconds,
-        clock=run_options.clock,
-        on_event=run_options.on_lease,
-    )
+    # The `sleep` of an undelete tells people of deletes in flight.
+    asked = replace(LeaseOptions.of(run_options, deletes=True), sleep=time.sleep)
     with lease(store, paths, owner, asked) as held:
         finish_open_runs(held, paths)
         fresh = plan_undelete(held, paths, name)

@@ -97,10 +97,8 @@ def plan_merges(
             left_out.extend(planned.left_out)
     merges, too_much = within_budget(settings.budget, merges, gain)
     left_out.extend(too_much)
-    inspected = replace(checkpoint, operators=operators)
     after = replace(checkpoint, operators=_forecast(operators, merges))
     all_sizes = {**sizes, **_forecast_sizes(merges, merged_bytes)}
-    stamps = stamps or {}
     taken = dict.fromkeys(path for merge in merges for path in merge.paths)
     return CompactionPlan(
         pipeline=checkpoint.pipeline,
@@ -110,11 +108,12 @@ def plan_merges(
         policy=settings.policy,
         merges=tuple(merges),
         inputs=tuple(
-            InputFile(path=path, size_bytes=sizes[path], stamp=stamps.get(path)) for path in taken
+            InputFile(path=path, size_bytes=sizes[path], stamp=(stamps or {}).get(path))
+            for path in taken
         ),
         left_out=tuple(left_out),
         pending=len(pending),
-        before=forecast(inspected, sizes, settings.parallelism),
+        before=forecast(replace(checkpoint, operators=operators), sizes, settings.parallelism),
         after=forecast(after, all_sizes, settings.parallelism),
         parallelism=settings.parallelism,
     )
