@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -73,30 +74,35 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """What of floor and goal is reached."""
+        """Floor and goal, and what of them is reached."""
         if self.floor is None:
             return "–"
+        bounds = f"{'at most ' if self.at_most else ''}{_number(self.floor)}"
         if not self._reaches(self.floor):
-            return "**missed**"
+            return f"{bounds}: **missed**"
         if self.goal is None or self._reaches(self.goal):
-            return "reached"
-        return "floor reached, goal missed"
+            return f"{bounds}: reached"
+        return f"{bounds}: reached; goal {_number(self.goal)}: missed"
 
     def _reaches(self, bound: float) -> bool:
         return self.value <= bound if self.at_most else self.value >= bound
 
-    def row(self) -> str:
-        """Return it as a row of the table."""
+    def __str__(self) -> str:
         low, high = min(self.values), max(self.values)
-        scatter = "" if low == high else f" ({_number(low)} to {_number(high)})"
-        sign = "at most " if self.at_most else ""
-        bounds = (
-            "–" if one is None else f"{sign}{_number(one)}" for one in (self.floor, self.goal)
-        )
-        return (
-            f"| {self.line} | {_number(self.value)}{scatter} {self.unit}".rstrip()
-            + f" | {' | '.join(bounds)} | {self.verdict} |"
-        )
+        scatter = "" if low == high else f" ({_number(low)}–{_number(high)})"
+        return f"{_number(self.value)}{scatter}"
+
+
+_KEYS = re.compile(r", ([\d,]+) keys$")
+
+
+def table_row(figures: Sequence[Figure]) -> str:
+    """Return figures that differ by the number of keys only as a row of the table."""
+    keys = " · ".join(size for figure in figures for size in _KEYS.findall(figure.line))
+    line = _KEYS.sub("", figures[0].line) + (f", {keys} keys" if keys else "")
+    values = f"{' · '.join(map(str, figures))} {figures[0].unit}".rstrip()
+    verdicts = dict.fromkeys(figure.verdict for figure in figures)
+    return f"| {line} | {values} | {' · '.join(verdicts)} |"
 
 
 def _number(value: float) -> str:
@@ -426,12 +432,16 @@ MEASURES: tuple[Callable[[], Iterator[Figure]], ...] = (
 )
 
 
-def write_table(page: Path, rows: Sequence[str], measured: str) -> None:
+def write_table(page: Path, figures: Sequence[Figure], measured: str) -> None:
     """Replace the part of a page below the heading of the figures, up to the next heading."""
     before, found, after = page.read_text().partition(f"{_HEADING}\n")
     assert found, f"{page} has no heading {_HEADING!r}"
     _, following, rest = after.partition("\n## ")
-    table = "\n".join(("| Line | Figure | Floor | Goal | |", "|---|---|---|---|---|", *rows))
+    groups: dict[str, list[Figure]] = {}
+    for figure in figures:
+        groups.setdefault(_KEYS.sub("", figure.line), []).append(figure)
+    rows = map(table_row, groups.values())
+    table = "\n".join(("| Line | Figure | Floor, goal |", "|---|---|---|", *rows))
     page.write_text(f"{before}{_HEADING}\n\n{table}\n\n{measured}\n{following}{rest}")
 
 
@@ -444,12 +454,12 @@ def main() -> None:
     if given.spark is not None:
         print(json.dumps(asdict(run_four_services(given.spark))))
         return
-    rows: list[str] = []
+    figures: list[Figure] = []
     loads = [os.getloadavg()[0]]
     for measure in MEASURES:
         for figure in measure():
-            rows.append(figure.row())
-            print(rows[-1], flush=True)
+            figures.append(figure)
+            print(table_row([figure]), flush=True)
         loads.append(os.getloadavg()[0])
     measured = (
         f"Measured on {dt.date.today()}, on {os.cpu_count()} cores that were shared, with a load "
@@ -457,7 +467,7 @@ def main() -> None:
     )
     print(measured)
     if given.page is not None:
-        write_table(given.page, rows, measured)
+        write_table(given.page, figures, measured)
 
 
 if __name__ == "__main__":
