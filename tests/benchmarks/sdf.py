@@ -77,12 +77,11 @@ class Figure:
         """Floor and goal, and what of them is reached."""
         if self.floor is None:
             return "–"
-        bounds = f"{'at most ' if self.at_most else ''}{_number(self.floor)}"
+        bound = f"{'at most ' if self.at_most else ''}{_number(self.floor)}"
         if not self._reaches(self.floor):
-            return f"{bounds}: **missed**"
-        if self.goal is None or self._reaches(self.goal):
-            return f"{bounds}: reached"
-        return f"{bounds}: reached; goal {_number(self.goal)}: missed"
+            return f"{bound}: **missed**"
+        missed = self.goal is not None and not self._reaches(self.goal)
+        return f"{bound}: reached" + (f"; goal {self.goal:.4g}: missed" if missed else "")
 
     def _reaches(self, bound: float) -> bool:
         return self.value <= bound if self.at_most else self.value >= bound
@@ -392,33 +391,19 @@ def spark_epochs() -> Iterator[Figure]:
         runs.append(SparkRun(**json.loads(done.stdout.splitlines()[-1])))
     services = len(four_services().services)
     assert all(one.epochs == services * SPARK_ROUNDS for one in runs)
-    name = f"Spark, {services} services"
-    unit = "s per service and epoch"
-    yield Figure(
-        f"{name}: session starts", tuple(float(one.starts) for one in runs), "", 1, at_most=True
-    )
+    name, unit = f"Spark, {services} services", "s per service and epoch"
+    starts = tuple(float(one.starts) for one in runs)
+    yield Figure(f"{name}: session starts", starts, "", 1, at_most=True)
     yield Figure(f"{name}: a session start", tuple(one.session_seconds for one in runs), "s")
-    yield Figure(
-        f"{name}: {SPARK_ROUNDS} epochs of each",
-        tuple(sum(one.rounds) / one.epochs for one in runs),
-        unit,
-        1,
-        at_most=True,
-    )
-    yield Figure(
-        f"{name}: the first epoch of each, with the start of Python workers",
-        tuple(one.rounds[0] / services for one in runs),
-        unit,
-        1,
-        at_most=True,
-    )
-    yield Figure(
-        f"{name}: a later epoch",
-        tuple(statistics.median(one.rounds[1:]) / services for one in runs),
-        unit,
-        1,
-        at_most=True,
-    )
+    seconds: dict[str, Callable[[SparkRun], float]] = {
+        f"{SPARK_ROUNDS} epochs of each": lambda run: sum(run.rounds) / run.epochs,
+        "the first epoch of each, with the start of Python workers": lambda run: (
+            run.rounds[0] / services
+        ),
+        "a later epoch": lambda run: statistics.median(run.rounds[1:]) / services,
+    }
+    for line, of_run in seconds.items():
+        yield Figure(f"{name}: {line}", tuple(map(of_run, runs)), unit, 1, at_most=True)
 
 
 # ---- the table -----------------------------------------------------------------------------------

@@ -341,7 +341,7 @@ def test_the_assets_jobs_and_checks_of_the_page_exist(documented: MemoryStore) -
 # ---- links ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", ["README.md", INDEX, GUIDE])
+@pytest.mark.parametrize("index", [INDEX, GUIDE])
 def test_an_index_leads_to_every_page_below_it(index: str) -> None:
     text = (PROJECT / index).read_text()
     folder = f"{Path(index).parent.as_posix()}/" if index == GUIDE else "docs/"
