@@ -230,9 +230,8 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     options = [option for found in LEAVES.values() for option in found.params]
     options = [option for option in options if not getattr(option, "hidden", False)]
     known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "--version"}
     known |= {"--checkpoint-url", "--deployment", "--mode", "--arroyo-api-url"}  # of `dg scaffold`
-    known |= {"--format"}
+    known |= {"--format", "--help", "--version"}
     known |= {"--no-deps", "--require-hashes", "--wheel-dir"}  # of pip
     known |= {"--master", "--conf"}  # of spark-submit
     known |= {"--bootstrap-server", "--topic"}  # of kafka-get-offsets.sh
@@ -271,6 +270,9 @@ def test_the_component_loads(documented: MemoryStore) -> None:
 
     given, lineage = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
     assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
+    every = yaml.safe_load(blocks("docs/dagster-configuration.md", "yaml")[0])
+    ArroyoStateComponent.model().model_validate(every)
+    assert [*every] == [*ArroyoStateComponent.model_fields]
     given["attributes"] |= {"checkpoint_url": documented.url, **lineage}
     with create_defs_folder_sandbox() as sandbox:
         sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
