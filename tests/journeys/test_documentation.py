@@ -204,6 +204,10 @@ def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
     assert json.loads(document)["parallelism"] == 8
 
 
+def test_the_page_shows_what_saved_queries_answer(tmp_path: Path) -> None:
+    assert blocks("docs/query.md", "text")[1] == _run("arroyo-state sql --list", tmp_path, "").stdout
+
+
 def test_the_page_explains_every_state_of_an_epoch() -> None:
     text = (PROJECT / "docs" / "see.md").read_text().split("## States of an epoch")[1]
     shown = re.findall(r"^\| ([a-z ]+) \|", text.split("\n## ")[0], re.MULTILINE)
