@@ -97,11 +97,11 @@ _KEYS = re.compile(r", ([\d,]+) keys$")
 
 def table_row(figures: Sequence[Figure]) -> str:
     """Return figures that differ by the number of keys only as a row of the table."""
-    keys = " · ".join(size for figure in figures for size in _KEYS.findall(figure.line))
+    keys = "; ".join(size for figure in figures for size in _KEYS.findall(figure.line))
     line = _KEYS.sub("", figures[0].line) + (f", {keys} keys" if keys else "")
-    values = f"{' · '.join(map(str, figures))} {figures[0].unit}".rstrip()
+    values = f"{'; '.join(map(str, figures))} {figures[0].unit}".rstrip()
     verdicts = dict.fromkeys(figure.verdict for figure in figures)
-    return f"| {line} | {values} | {' · '.join(verdicts)} |"
+    return f"| {line} | {values} | {'; '.join(verdicts)} |"
 
 
 def _number(value: float) -> str:
@@ -232,10 +232,10 @@ def batches() -> Iterator[Figure]:
                 if turn:
                     times[keys].append((time.process_time() - begun) * 1e3)
         for keys, found in times.items():
-            line = f"epoch of {BATCH:,} records of {DISTINCT:,} keys, {name}, {keys:,} keys"
+            line = f"epoch, {name}, {keys:,} keys"
             yield Figure(line, tuple(found), "ms")
         medians = [statistics.median(found) for found in times.values()]
-        line = f"the same, {name}, costliest number of keys beside the cheapest"
+        line = f"epoch, {name}, the costliest number of keys by the cheapest"
         yield Figure(line, (max(medians) / min(medians),), "x")
 
 

@@ -205,7 +205,9 @@ def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
 
 
 def test_the_page_shows_what_saved_queries_answer(tmp_path: Path) -> None:
-    assert blocks("docs/query.md", "text")[1] == _run("arroyo-state sql --list", tmp_path, "").stdout
+    assert (
+        blocks("docs/query.md", "text")[1] == _run("arroyo-state sql --list", tmp_path, "").stdout
+    )
 
 
 def test_the_page_explains_every_state_of_an_epoch() -> None:
