@@ -232,8 +232,7 @@ def batches() -> Iterator[Figure]:
                 if turn:
                     times[keys].append((time.process_time() - begun) * 1e3)
         for keys, found in times.items():
-            line = f"epoch, {name}, {keys:,} keys"
-            yield Figure(line, tuple(found), "ms")
+            yield Figure(f"epoch, {name}, {keys:,} keys", tuple(found), "ms")
         medians = [statistics.median(found) for found in times.values()]
         line = f"epoch, {name}, the costliest number of keys by the cheapest"
         yield Figure(line, (max(medians) / min(medians),), "x")
@@ -397,9 +396,7 @@ def spark_epochs() -> Iterator[Figure]:
     yield Figure(f"{name}: a session start", tuple(one.session_seconds for one in runs), "s")
     seconds: dict[str, Callable[[SparkRun], float]] = {
         f"{SPARK_ROUNDS} epochs of each": lambda run: sum(run.rounds) / run.epochs,
-        "the first epoch of each, with the start of Python workers": lambda run: (
-            run.rounds[0] / services
-        ),
+        "the first epoch, with the start of Python": lambda run: run.rounds[0] / services,
         "a later epoch": lambda run: statistics.median(run.rounds[1:]) / services,
     }
     for line, of_run in seconds.items():

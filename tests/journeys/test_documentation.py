@@ -239,8 +239,7 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     known |= {"--checkpoint-url", "--deployment", "--mode", "--arroyo-api-url"}  # of `dg scaffold`
     known |= {"--format", "--help", "--version"}
     known |= {"--no-deps", "--require-hashes", "--wheel-dir"}  # of pip
-    known |= {"--master", "--conf"}  # of spark-submit
-    known |= {"--bootstrap-server", "--topic"}  # of kafka-get-offsets.sh
+    known |= {"--master", "--conf", "--bootstrap-server", "--topic"}  # of Spark's, Kafka's tool
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
     text = (PROJECT / page).read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
