@@ -206,7 +206,7 @@ def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
 
 def test_the_page_shows_what_saved_queries_answer(tmp_path: Path) -> None:
     assert (
-        blocks("docs/query.md", "text")[2] == _run("arroyo-state sql --list", tmp_path, "").stdout
+        blocks("docs/query.md", "text")[3] == _run("arroyo-state sql --list", tmp_path, "").stdout
     )
 
 
