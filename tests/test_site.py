@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.state import MemoryStore
+from tests import documentation
 from tests.jobs import run_word_job
 
 PROJECT = Path(__file__).parents[1]
@@ -35,6 +36,8 @@ def _module(name: str) -> ModuleType:
 
 stage = _module("stage")
 diagrams = _module("diagrams")
+MOST_WORDS = 30_000
+LOOKED_UP = {"DESCRIPTION.md", "docs/reference-cli.md", "docs/operate/runbook.md"}
 PAGES = {page: place for page, place in stage.pages().items() if page.endswith(".md")}
 
 
@@ -44,21 +47,28 @@ PAGES = {page: place for page, place in stage.pages().items() if page.endswith("
 def _leaves(navigation: Any) -> Iterator[str]:
     if isinstance(navigation, str):
         yield navigation
-    elif isinstance(navigation, dict):
-        for below in navigation.values():
-            yield from _leaves(below)
-    else:
-        for below in navigation:
-            yield from _leaves(below)
+        return
+    for below in navigation.values() if isinstance(navigation, dict) else navigation:
+        yield from _leaves(below)
 
 
 def _configuration() -> dict[str, Any]:
     return tomllib.loads((SITE / "zensical.toml").read_text())["project"]
 
 
-def test_the_navigation_holds_every_page_once() -> None:
+def test_the_navigation_holds_every_page_of_users_once() -> None:
     shown = list(_leaves(_configuration()["nav"]))
-    assert sorted(shown) == sorted([*PAGES.values(), *stage.GENERATED])
+    ours = {page for page in PAGES if re.match("docs/(decisions|spec)/", page)}
+    assert sorted(shown) == sorted([*(PAGES[page] for page in {*PAGES} - ours), *stage.GENERATED])
+    architecture = (PROJECT / "docs" / "architecture.md").read_text()
+    assert all(f"({folder}/README.md)" in architecture for folder in ("decisions", "spec"))
+
+
+def test_the_pages_of_users_are_few_words() -> None:
+    """Without code and without what is looked up: the reference and the runbook."""
+    texts = [(PROJECT / page).read_text() for page in documentation.PAGES if page not in LOOKED_UP]
+    words = [re.sub(r"```.*?```", "", text, flags=re.DOTALL).split() for text in texts]
+    assert sum(map(len, words)) <= MOST_WORDS
 
 
 def test_no_font_comes_from_another_host() -> None:

@@ -217,7 +217,7 @@ def _cell(seconds: tuple[float, float, float] | None) -> str:
     if seconds is None:
         return NOT_REACHED
     median, low, high = seconds
-    return f"{median:.2g}" if low == high else f"{median:.2g} ({low:.2g} to {high:.2g})"
+    return f"{median:.2g}" if low == high else f"{median:.2g} ({low:.2g}–{high:.2g})"
 
 
 if __name__ == "__main__":

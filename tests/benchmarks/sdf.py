@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -74,30 +75,34 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """What of floor and goal is reached."""
+        """Floor and goal, and what of them is reached."""
         if self.floor is None:
             return "–"
+        bound = f"{'at most ' if self.at_most else ''}{_number(self.floor)}"
         if not self._reaches(self.floor):
-            return "**missed**"
-        if self.goal is None or self._reaches(self.goal):
-            return "reached"
-        return "floor reached, goal missed"
+            return f"{bound}: **missed**"
+        missed = self.goal is not None and not self._reaches(self.goal)
+        return f"{bound}: reached" + (f"; goal {self.goal:.4g}: missed" if missed else "")
 
     def _reaches(self, bound: float) -> bool:
         return self.value <= bound if self.at_most else self.value >= bound
 
-    def row(self) -> str:
-        """Return it as a row of the table."""
+    def __str__(self) -> str:
         low, high = min(self.values), max(self.values)
-        scatter = "" if low == high else f" ({_number(low)} to {_number(high)})"
-        sign = "at most " if self.at_most else ""
-        bounds = (
-            "–" if one is None else f"{sign}{_number(one)}" for one in (self.floor, self.goal)
-        )
-        return (
-            f"| {self.line} | {_number(self.value)}{scatter} {self.unit}".rstrip()
-            + f" | {' | '.join(bounds)} | {self.verdict} |"
-        )
+        scatter = "" if low == high else f" ({_number(low)}–{_number(high)})"
+        return f"{_number(self.value)}{scatter}"
+
+
+_KEYS = re.compile(r", ([\d,]+) keys$")
+
+
+def table_row(figures: Sequence[Figure]) -> str:
+    """Return figures that differ by the number of keys only as a row of the table."""
+    keys = "; ".join(size for figure in figures for size in _KEYS.findall(figure.line))
+    line = _KEYS.sub("", figures[0].line) + (f", {keys} keys" if keys else "")
+    values = f"{'; '.join(map(str, figures))} {figures[0].unit}".rstrip()
+    verdicts = dict.fromkeys(figure.verdict for figure in figures)
+    return f"| {line} | {values} | {'; '.join(verdicts)} |"
 
 
 def _number(value: float) -> str:
@@ -228,10 +233,9 @@ def batches() -> Iterator[Figure]:
                 if turn:
                     times[keys].append((time.process_time() - begun) * 1e3)
         for keys, found in times.items():
-            line = f"epoch of {BATCH:,} records of {DISTINCT:,} keys, {name}, {keys:,} keys"
-            yield Figure(line, tuple(found), "ms")
+            yield Figure(f"epoch, {name}, {keys:,} keys", tuple(found), "ms")
         medians = [statistics.median(found) for found in times.values()]
-        line = f"the same, {name}, costliest number of keys beside the cheapest"
+        line = f"epoch, {name}, the costliest number of keys by the cheapest"
         yield Figure(line, (max(medians) / min(medians),), "x")
 
 
@@ -387,33 +391,17 @@ def spark_epochs() -> Iterator[Figure]:
         runs.append(SparkRun(**json.loads(done.stdout.splitlines()[-1])))
     services = len(four_services().services)
     assert all(one.epochs == services * SPARK_ROUNDS for one in runs)
-    name = f"Spark, {services} services"
-    unit = "s per service and epoch"
-    yield Figure(
-        f"{name}: session starts", tuple(float(one.starts) for one in runs), "", 1, at_most=True
-    )
+    name, unit = f"Spark, {services} services", "s per service and epoch"
+    starts = tuple(float(one.starts) for one in runs)
+    yield Figure(f"{name}: session starts", starts, "", 1, at_most=True)
     yield Figure(f"{name}: a session start", tuple(one.session_seconds for one in runs), "s")
-    yield Figure(
-        f"{name}: {SPARK_ROUNDS} epochs of each",
-        tuple(sum(one.rounds) / one.epochs for one in runs),
-        unit,
-        1,
-        at_most=True,
-    )
-    yield Figure(
-        f"{name}: the first epoch of each, with the start of Python workers",
-        tuple(one.rounds[0] / services for one in runs),
-        unit,
-        1,
-        at_most=True,
-    )
-    yield Figure(
-        f"{name}: a later epoch",
-        tuple(statistics.median(one.rounds[1:]) / services for one in runs),
-        unit,
-        1,
-        at_most=True,
-    )
+    seconds: dict[str, Callable[[SparkRun], float]] = {
+        f"{SPARK_ROUNDS} epochs of each": lambda run: sum(run.rounds) / run.epochs,
+        "the first epoch, with the start of Python": lambda run: run.rounds[0] / services,
+        "a later epoch": lambda run: statistics.median(run.rounds[1:]) / services,
+    }
+    for line, of_run in seconds.items():
+        yield Figure(f"{name}: {line}", tuple(map(of_run, runs)), unit, 1, at_most=True)
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -427,12 +415,16 @@ MEASURES: tuple[Callable[[], Iterator[Figure]], ...] = (
 )
 
 
-def write_table(page: Path, rows: Sequence[str], measured: str) -> None:
+def write_table(page: Path, figures: Sequence[Figure], measured: str) -> None:
     """Replace the part of a page below the heading of the figures, up to the next heading."""
     before, found, after = page.read_text().partition(f"{_HEADING}\n")
     assert found, f"{page} has no heading {_HEADING!r}"
     _, following, rest = after.partition("\n## ")
-    table = "\n".join(("| Line | Figure | Floor | Goal | |", "|---|---|---|---|---|", *rows))
+    groups: dict[str, list[Figure]] = {}
+    for figure in figures:
+        groups.setdefault(_KEYS.sub("", figure.line), []).append(figure)
+    rows = map(table_row, groups.values())
+    table = "\n".join(("| Line | Figure | Floor, goal |", "|---|---|---|", *rows))
     page.write_text(f"{before}{_HEADING}\n\n{table}\n\n{measured}\n{following}{rest}")
 
 
@@ -445,12 +437,12 @@ def main() -> None:
     if given.spark is not None:
         print(json.dumps(asdict(run_four_services(given.spark))))
         return
-    rows: list[str] = []
+    figures: list[Figure] = []
     loads = [os.getloadavg()[0]]
     for measure in MEASURES:
         for figure in measure():
-            rows.append(figure.row())
-            print(rows[-1], flush=True)
+            figures.append(figure)
+            print(table_row([figure]), flush=True)
         loads.append(os.getloadavg()[0])
     measured = (
         f"Measured on {dt.date.today()}, on {os.cpu_count()} cores that were shared, with a load "
@@ -458,7 +450,7 @@ def main() -> None:
     )
     print(measured)
     if given.page is not None:
-        write_table(given.page, rows, measured)
+        write_table(given.page, figures, measured)
 
 
 if __name__ == "__main__":

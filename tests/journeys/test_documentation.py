@@ -204,6 +204,12 @@ def test_verify_says_that_the_job_can_be_restored(place: Path) -> None:
     assert json.loads(document)["parallelism"] == 8
 
 
+def test_the_page_shows_what_saved_queries_answer(tmp_path: Path) -> None:
+    assert (
+        blocks("docs/query.md", "text")[3] == _run("arroyo-state sql --list", tmp_path, "").stdout
+    )
+
+
 def test_the_page_explains_every_state_of_an_epoch() -> None:
     text = (PROJECT / "docs" / "see.md").read_text().split("## States of an epoch")[1]
     shown = re.findall(r"^\| ([a-z ]+) \|", text.split("\n## ")[0], re.MULTILINE)
@@ -230,12 +236,10 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
     options = [option for found in LEAVES.values() for option in found.params]
     options = [option for option in options if not getattr(option, "hidden", False)]
     known = {name for option in options for name in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "--version"}
     known |= {"--checkpoint-url", "--deployment", "--mode", "--arroyo-api-url"}  # of `dg scaffold`
-    known |= {"--format"}
+    known |= {"--format", "--help", "--version"}
     known |= {"--no-deps", "--require-hashes", "--wheel-dir"}  # of pip
-    known |= {"--master", "--conf"}  # of spark-submit
-    known |= {"--bootstrap-server", "--topic"}  # of kafka-get-offsets.sh
+    known |= {"--master", "--conf", "--bootstrap-server", "--topic"}  # of Spark's, Kafka's tool
     known |= {"--clocks", "--minutes", "--kills"}  # of modules below tests/
     text = (PROJECT / page).read_text()
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
@@ -271,6 +275,9 @@ def test_the_component_loads(documented: MemoryStore) -> None:
 
     given, lineage = map(yaml.safe_load, blocks("docs/dagster.md", "yaml"))
     assert given["type"] == "arroyo_dagster.ArroyoStateComponent"
+    every = yaml.safe_load(blocks("docs/dagster-configuration.md", "yaml")[0])
+    ArroyoStateComponent.model().model_validate(every)
+    assert [*every] == [*ArroyoStateComponent.model_fields]
     given["attributes"] |= {"checkpoint_url": documented.url, **lineage}
     with create_defs_folder_sandbox() as sandbox:
         sandbox.scaffold_component(ArroyoStateComponent, defs_yaml_contents=given)
@@ -341,7 +348,7 @@ def test_the_assets_jobs_and_checks_of_the_page_exist(documented: MemoryStore) -
 # ---- links ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", ["README.md", INDEX, GUIDE])
+@pytest.mark.parametrize("index", [INDEX, GUIDE])
 def test_an_index_leads_to_every_page_below_it(index: str) -> None:
     text = (PROJECT / index).read_text()
     folder = f"{Path(index).parent.as_posix()}/" if index == GUIDE else "docs/"

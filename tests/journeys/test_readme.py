@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tests.documentation import PROJECT, blocks
 
 README = "README.md"
@@ -12,13 +10,6 @@ MOST_LINES = 150
 
 def test_the_readme_is_read_in_ten_minutes() -> None:
     assert len((PROJECT / README).read_text().splitlines()) <= MOST_LINES
-
-
-def test_every_make_target_that_the_readme_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"`?make ([a-z]+)`?", (PROJECT / README).read_text()))
-    assert named
-    assert named <= targets
 
 
 def test_the_three_commands_are_make_targets() -> None:
