@@ -27,6 +27,7 @@ from arroyo_dagster.spark.packing import PackedPipeline, pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
+from arroyo_dagster.spark.versions import in_partitions
 from arroyo_dagster.spark.worker import (
     BatchFunction,
     LevelRunner,
@@ -260,7 +261,8 @@ class SparkRun(PipelineRun):
 
 def _with_levels(frame: DataFrame, runners: Sequence[LevelRunner], parallelism: int) -> DataFrame:
     for runner in runners:
-        frame = _mapped(frame.repartitionById(parallelism, "subtask"), level_function([runner]))
+        placed = in_partitions(frame, parallelism, "subtask")
+        frame = _mapped(placed, level_function([runner]))
     return frame
 
 
