@@ -78,9 +78,13 @@ def missing_package(name: str, *, url: str | None = None) -> InputError:
 
 def lacking_for_spark() -> str | None:
     """Return the first package that Spark needs and that is not installed; imports none."""
-    from importlib.util import find_spec  # it takes long to import, and most commands need no Spark
+    return next((name for name in ("pyspark", "pandas") if not _is_installed(name)), None)
 
-    return next((name for name in ("pyspark", "pandas") if find_spec(name) is None), None)
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return PathFinder.find_spec(name) is not None  # a command hides pandas from `importlib.util`
 
 
 def explain_import(error: BaseException, *, url: str | None = None) -> InputError | None:

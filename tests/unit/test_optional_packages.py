@@ -136,6 +136,15 @@ def test_a_command_is_refused_before_it_reads_anything(
     assert (error["type"], error["retryable"]) == ("InputError", False)
 
 
+def test_a_command_finds_what_spark_needs() -> None:
+    # In a process of its own: a command hides pandas from pyarrow until Spark imports it.
+    words = ("doctor", "--read-only", "--url", "/tmp")
+    done = subprocess.run(
+        [sys.executable, "-m", "arroyo_dagster.cli", *words], capture_output=True, text=True
+    )
+    assert "pyspark: ok (" in done.stdout
+
+
 def test_the_list_of_commands_with_spark_is_complete() -> None:
     cli = PROJECT / "arroyo_dagster" / "cli"
     count = sum(path.read_text().count("\n@spark_options(") for path in cli.rglob("*.py"))
