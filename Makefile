@@ -85,6 +85,7 @@ quick: $(VENV)/ready ## run the unit and property tests, with few examples of ea
 
 # Another pyspark beside the packages of .venv: its own come first.
 SPARK := $(VENV)-spark-$(VERSION)
+ON_CLUSTERS := tests/clusters/test_connect.py tests/clusters/test_standalone.py
 
 test-spark: $(VENV)/ready ## run the Spark tests with another pyspark: VERSION=3.5 (needs a network once)
 	@test -n "$(VERSION)" || { echo "Which pyspark? For example: make test-spark VERSION=3.5"; exit 1; }
@@ -92,7 +93,7 @@ test-spark: $(VENV)/ready ## run the Spark tests with another pyspark: VERSION=3
 		$(BIN)/uv pip install --quiet --no-cache --python $(SPARK)/bin/python 'pyspark==$(VERSION).*' && \
 		echo "import site; site.addsitedir('$$(realpath $(VENV)/lib/python3.*/site-packages)')" \
 			> "$$(echo $(SPARK)/lib/python3.*/site-packages)/project.pth" && touch $(SPARK)/ready; }
-	@$(SPARK)/bin/python -m pytest tests/spark tests/clusters/test_connect.py -m "not soak" $(LONG)
+	@$(SPARK)/bin/python -m pytest tests/spark $(ON_CLUSTERS) -m "not soak" $(LONG)
 
 servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
 	@$(BIN)/python -m tests.s3_servers $(SERVERS)
