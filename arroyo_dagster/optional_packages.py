@@ -76,8 +76,18 @@ def missing_package(name: str, *, url: str | None = None) -> InputError:
     )
 
 
+def check_spark() -> None:
+    """Check that the packages that Spark needs are installed; import none.
+
+    Raises:
+        InputError: one is not; names the command that installs it.
+    """
+    if (name := lacking_for_spark()) is not None:
+        raise missing_package(name)
+
+
 def lacking_for_spark() -> str | None:
-    """Return the first package that Spark needs and that is not installed; imports none."""
+    """Return the first package that Spark needs and that is not installed."""
     return next((name for name in ("pyspark", "pandas") if not _is_installed(name)), None)
 
 

@@ -26,13 +26,13 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 318
 MOST_LINES = {
-    "": 944,
-    "cli": 9_664,
+    "": 970,
+    "cli": 9_654,
     "dataflow": 20_644,
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_056,
+    "spark": 7_224,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_267,
@@ -45,7 +45,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 91_993
+MOST_LINES_OF_TESTS = 92_136
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

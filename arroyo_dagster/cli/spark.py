@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from arroyo_dagster.cli.settings import setting_type
-from arroyo_dagster.optional_packages import lacking_for_spark, missing_package
+from arroyo_dagster.optional_packages import check_spark
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.settings import SettingField, setting_fields, settings_from
@@ -71,16 +71,6 @@ def split_spark(words: Sequence[str]) -> list[str]:
 
 def _is_pair(word: str) -> bool:
     return "=" in word and not word.startswith("-")
-
-
-def check_spark() -> None:
-    """Check that Spark is installed.
-
-    Raises:
-        InputError: it is not, or what it needs; names the command that installs it.
-    """
-    if (lacking := lacking_for_spark()) is not None:
-        raise missing_package(lacking)
 
 
 def spark_pairs(table: Mapping[str, Any]) -> list[str]:

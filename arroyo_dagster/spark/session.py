@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.optional_packages import (
-    explained_imports,
-    lacking_for_spark,
-    missing_package,
-)
+from arroyo_dagster.optional_packages import check_spark, explained_imports
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_settings
 from arroyo_dagster.spark import fast_start
 from arroyo_dagster.spark.settings import (
@@ -102,8 +98,7 @@ def open_session(settings: SparkSettings | None = None) -> OpenedSession:
             pyspark is too old.
         StorageError: Spark did not start, or the Spark Connect server does not answer.
     """
-    if (lacking := lacking_for_spark()) is not None:
-        raise missing_package(lacking)
+    check_spark()
     require_pyspark("arroyo_dagster")
     settings = settings or SparkSettings()
     active = _active_session()
