@@ -1,6 +1,6 @@
 # The commands of this project. Each builds what it needs; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-surgery ui pictures docs test test-clusters quick servers check lock audit soak bench bench-scale bench-sdf mutants proto clean
+.PHONY: help demo demo-surgery ui pictures docs test test-clusters test-spark quick servers check lock audit soak bench bench-scale bench-sdf mutants proto clean
 
 VENV := .venv
 PYTHON ?= python3
@@ -57,7 +57,7 @@ docs: $(VENV)-docs/ready ## build the documentation site in build/docs/site; a b
 
 # Python keeps what it has compiled, whatever the environment says: the tests start hundreds of
 # processes. In a fresh clone one process compiles the tests, else each of the three does.
-test test-clusters quick soak: export PYTHONDONTWRITEBYTECODE :=
+test test-clusters test-spark quick soak: export PYTHONDONTWRITEBYTECODE :=
 TESTS := -m "not soak and not clusters" --ignore=tests/benchmarks
 # A process that dies ends the run with an error: what it still had to do is not done by another.
 PARALLEL := --numprocesses=3 --dist=loadscope --no-loadscope-reorder --max-worker-restart=0
@@ -82,6 +82,18 @@ QUICK := $(NOT_QUICK:%=--ignore=tests/unit/%) --numprocesses=2 $(filter-out --nu
 quick: export HYPOTHESIS_PROFILE ?= quick
 quick: $(VENV)/ready ## run the unit and property tests, with few examples of each property
 	@$(BIN)/python -m pytest tests/unit tests/property -m "not soak" $(QUICK)
+
+# Another pyspark beside the packages of .venv: its own come first.
+SPARK := $(VENV)-spark-$(VERSION)
+ON_CLUSTERS := tests/clusters/test_connect.py tests/clusters/test_standalone.py
+
+test-spark: $(VENV)/ready ## run the Spark tests with another pyspark: VERSION=3.5 (needs a network once)
+	@test -n "$(VERSION)" || { echo "Which pyspark? For example: make test-spark VERSION=3.5"; exit 1; }
+	@test -e $(SPARK)/ready || { $(PYTHON) -m venv --without-pip $(SPARK) && \
+		$(BIN)/uv pip install --quiet --no-cache --python $(SPARK)/bin/python 'pyspark==$(VERSION).*' && \
+		echo "import site; site.addsitedir('$$(realpath $(VENV)/lib/python3.*/site-packages)')" \
+			> "$$(echo $(SPARK)/lib/python3.*/site-packages)/project.pth" && touch $(SPARK)/ready; }
+	@$(SPARK)/bin/python -m pytest tests/spark $(ON_CLUSTERS) -m "not soak" $(LONG)
 
 servers: $(VENV)/ready ## install the S3 servers that tests use beside moto (needs Go and npm; once)
 	@$(BIN)/python -m tests.s3_servers $(SERVERS)
@@ -123,7 +135,10 @@ lock: ## update requirements/*.txt from pyproject.toml (needs a network; UPGRADE
 	@test -x $(UV) || { $(PYTHON) -m venv $(VENV)-lock && \
 		$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check '$(UV_VERSION)'; } || \
 		{ echo "uv cannot be installed into $(VENV)-lock: see above"; exit 1; }
-	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --output-file requirements/runtime.txt >/dev/null
+	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --extra spark --extra ui \
+		--output-file requirements/runtime.txt >/dev/null
+	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --constraint requirements/runtime.txt \
+		--output-file requirements/base.txt >/dev/null
 	@$(LOCK) $(UPGRADE_OPTION) pyproject.toml --group dev --constraint requirements/runtime.txt \
 		--output-file requirements/dev.txt >/dev/null
 	@$(LOCK) $(UPGRADE_OPTION) --group core --constraint requirements/runtime.txt \
@@ -154,5 +169,5 @@ proto: ## regenerate the protobuf modules (needs a network once)
 		arroyo_dagster/state/codec/proto/state.proto
 
 clean: ## remove what the other commands made
-	@rm -rf $(VENV) $(VENV)-proto $(VENV)-mutants $(VENV)-audit $(VENV)-lock $(VENV)-docs build/docs .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-spark-* $(VENV)-proto $(VENV)-mutants $(VENV)-audit $(VENV)-lock $(VENV)-docs build/docs .mutants .demo .dagster .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
 """The error of a package that is not installed, with the command that installs it.
 
-`pip install arroyo-dagster` installs all of them but the extras. The state package and
-`arroyo-state` without `--spark` need only the packages of `requirements/core.txt`.
+An installation has all of them but those of the extras. The state package and `arroyo-state`
+without `--spark` need only the packages of `requirements/core.txt`. The commands name packages, not
+extras: an extra of this package brings Dagster and Spark, too.
 """
 
 from __future__ import annotations
@@ -32,23 +33,27 @@ class OptionalPackage(NamedTuple):
 
 _OBSTORE = "or leave out client='fsspec': obstore needs no package"
 
-_DAGSTER = OptionalPackage("Dagster", "'dagster>=1.12,<2' 'dagster-webserver>=1.12,<2'")
-_CONNECT = OptionalPackage("Spark Connect", "'arroyo-dagster[connect]'")
-_SPARK = OptionalPackage("Spark", "'pyspark>=4.2' 'pandas>=2.2,<3'")
+_DAGSTER = OptionalPackage("Dagster", "'dagster>=1.12,<2'")
+_CONNECT = OptionalPackage(
+    "Spark Connect",
+    "'pandas>=2.2,<3' 'googleapis-common-protos>=1.71' 'grpcio>=1.76' 'grpcio-status>=1.76' "
+    "'zstandard>=0.25'",
+)
+_SPARK = OptionalPackage("Spark", "'pyspark>=3.5,<5' 'pandas>=2.2,<3'")
 PACKAGES: Mapping[str, OptionalPackage] = {
-    "adlfs": OptionalPackage("Azure through fsspec", "'arroyo-dagster[azure]'", _OBSTORE),
+    "adlfs": OptionalPackage("Azure through fsspec", "'adlfs>=2024.7'", _OBSTORE),
     "dagster": _DAGSTER,
     "dagster_pipes": OptionalPackage("Dagster Pipes", "dagster-pipes"),
-    "deltalake": OptionalPackage("Delta", "'arroyo-dagster[delta]'"),
+    "deltalake": OptionalPackage("Delta", "'deltalake>=1.5'"),
     "google.rpc": _CONNECT,
     "grpc": _CONNECT,
     "grpc_status": _CONNECT,
     "zstandard": _CONNECT,
-    "gcsfs": OptionalPackage("GCS through fsspec", "'arroyo-dagster[gcs]'", _OBSTORE),
-    "psycopg": OptionalPackage("postgresql://", "'arroyo-dagster[postgres]'"),
+    "gcsfs": OptionalPackage("GCS through fsspec", "'gcsfs>=2024.10'", _OBSTORE),
+    "psycopg": OptionalPackage("postgresql://", "'psycopg[binary]>=3.2'"),
     "pydantic": _DAGSTER,
-    "pyiceberg": OptionalPackage("Iceberg", "'arroyo-dagster[iceberg]'"),
-    "pandas": _SPARK,
+    "pyiceberg": OptionalPackage("Iceberg", "'pyiceberg>=0.10'"),
+    "pandas": OptionalPackage("Spark", "'pandas>=2.2,<3'"),
     "py4j": _SPARK,
     "pyspark": _SPARK,
 }
@@ -69,6 +74,27 @@ def missing_package(name: str, *, url: str | None = None) -> InputError:
         url=url,
         next_step=f"{step}, {package.otherwise}" if package.otherwise else step,
     )
+
+
+def check_spark() -> None:
+    """Check that the packages that Spark needs are installed; import none.
+
+    Raises:
+        InputError: one is not; names the command that installs it.
+    """
+    if (name := lacking_for_spark()) is not None:
+        raise missing_package(name)
+
+
+def lacking_for_spark() -> str | None:
+    """Return the first package that Spark needs and that is not installed."""
+    return next((name for name in ("pyspark", "pandas") if not _is_installed(name)), None)
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return PathFinder.find_spec(name) is not None  # a command hides pandas from `importlib.util`
 
 
 def explain_import(error: BaseException, *, url: str | None = None) -> InputError | None:

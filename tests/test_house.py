@@ -28,14 +28,14 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
-    "": 1_004,
-    "cli": 9_835,
+    "": 1_030,
+    "cli": 9_825,
     "dataflow": 20_636,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_068,
+    "spark": 7_237,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_234,
@@ -47,7 +47,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_620
+MOST_LINES_OF_TESTS = 92_763
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

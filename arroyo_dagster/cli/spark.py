@@ -7,7 +7,6 @@ with the default options, Spark's own configuration.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from arroyo_dagster.cli.settings import setting_type
-from arroyo_dagster.optional_packages import missing_package
+from arroyo_dagster.optional_packages import check_spark
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.model.settings import SettingField, setting_fields, settings_from
@@ -72,16 +71,6 @@ def split_spark(words: Sequence[str]) -> list[str]:
 
 def _is_pair(word: str) -> bool:
     return "=" in word and not word.startswith("-")
-
-
-def check_spark() -> None:
-    """Check that Spark is installed.
-
-    Raises:
-        InputError: it is not; names the command that installs it.
-    """
-    if importlib.util.find_spec("pyspark") is None:
-        raise missing_package("pyspark")
 
 
 def spark_pairs(table: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from arroyo_dagster.errors import (
     StorageError,
 )
 from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.spark.versions import session_thread
 from arroyo_dagster.state.metadata.interrupts import check_interrupt
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
         StorageError: tasks failed or were lost, and Spark gave up.
     """
     from py4j.protocol import Py4JError
-    from pyspark import InheritableThread
     from pyspark.errors import PySparkException
 
     tag, context = f"arroyo-{uuid.uuid4().hex}", context_of(session)
@@ -75,7 +75,7 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
         except BaseException as error:
             failed.append(error)
 
-    thread = InheritableThread(target=collect, session=session, name="arroyo-spark", daemon=True)
+    thread = session_thread(session, collect)
     try:
         thread.start()
         while thread.is_alive():

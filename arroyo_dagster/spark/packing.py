@@ -7,30 +7,30 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from arroyo_dagster.spark.versions import cloudpickle
+
+_PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 _PACKING = threading.Lock()
 """Guards cloudpickle's registry, which is global to the process, against concurrent runs."""
 
 
 def pickled(work: Any) -> bytes:
     """Pickle what a task is told; the class of its store may be one of the program itself."""
-    from pyspark import cloudpickle
-
-    data: bytes = cloudpickle.dumps(work)  # type: ignore[no-untyped-call]
+    data: bytes = cloudpickle().dumps(work)
     return data
 
 
 @contextmanager
 def user_code_by_value() -> Iterator[None]:
     """Pickle the code of modules that are not installed, which Spark's workers may lack."""
-    from pyspark import cloudpickle
-
     with _PACKING, ExitStack() as registered:
         for module in _modules_not_installed():
-            cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-            registered.callback(cloudpickle.unregister_pickle_by_value, module)
+            cloudpickle().register_pickle_by_value(module)
+            registered.callback(cloudpickle().unregister_pickle_by_value, module)
         yield
 
 
@@ -47,4 +47,6 @@ def _modules_not_installed() -> list[ModuleType]:
         and module.__name__ == name
         and (file := getattr(module, "__file__", None))
         and not file.startswith(installed)
+        # A virtual environment may see the packages of another one, as notebooks of Databricks do.
+        and _PACKAGE_FOLDERS.isdisjoint(Path(file).parts)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from arroyo_dagster.optional_packages import missing_package
+from arroyo_dagster.optional_packages import lacking_for_spark, missing_package
 from arroyo_dagster.spark.fast_start import is_complete
 from arroyo_dagster.spark.session import JAVA_STEP, local_archive, local_java
 from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
@@ -12,20 +12,27 @@ from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
 
 def check_spark() -> tuple[StoreCheck, ...]:
     """Check Java, pyspark, and the archive with which local sessions start fast."""
-    try:
-        version = metadata.version("pyspark")
-    except metadata.PackageNotFoundError:
-        missing = missing_package("pyspark")
-        detail, step = "not installed", f"for --spark: {missing.next_step}"
+    if (lacking := lacking_for_spark()) is not None:
+        detail = "not installed" if lacking == "pyspark" else f"{lacking} is not installed"
+        step = f"for --spark: {missing_package(lacking).next_step}"
         return (
             check_java(),
             StoreCheck(name="pyspark", status=CheckStatus.WARNING, detail=detail, next_step=step),
         )
     return (
         check_java(),
-        StoreCheck(name="pyspark", status=CheckStatus.OK, detail=version),
+        StoreCheck(name="pyspark", status=CheckStatus.OK, detail=_pyspark_version()),
         _check_archive(),
     )
+
+
+def _pyspark_version() -> str:
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:  # that of a platform, which is no installed package
+        import pyspark
+
+        return pyspark.__version__
 
 
 def check_java() -> StoreCheck:

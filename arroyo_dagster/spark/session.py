@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.optional_packages import explained_imports
+from arroyo_dagster.optional_packages import check_spark, explained_imports
 from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_settings
 from arroyo_dagster.spark import fast_start
 from arroyo_dagster.spark.settings import (
@@ -31,6 +31,7 @@ from arroyo_dagster.spark.settings import (
     parse_submit_arguments,
     target_of,
 )
+from arroyo_dagster.spark.versions import CONNECT, require_pyspark
 from arroyo_dagster.spark.workers import ship_package
 
 if TYPE_CHECKING:
@@ -93,11 +94,12 @@ def open_session(settings: SparkSettings | None = None) -> OpenedSession:
             `fast_start`.
 
     Raises:
-        InputError: pyspark is not installed, or what Spark Connect needs besides.
+        InputError: a package is not installed that Spark needs, or Spark Connect besides; or
+            pyspark is too old.
         StorageError: Spark did not start, or the Spark Connect server does not answer.
     """
-    with explained_imports():
-        import pyspark  # noqa: F401
+    check_spark()
+    require_pyspark("arroyo_dagster")
     settings = settings or SparkSettings()
     active = _active_session()
     environment = spark_environment(active)
@@ -229,6 +231,7 @@ def _start_classic(
 
 
 def _start_connect(choice: SparkChoice, settings: SparkSettings) -> SparkSession:
+    require_pyspark("Spark Connect", CONNECT)
     with explained_imports():
         for package in _CONNECT_PACKAGES:
             importlib.import_module(package)

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.spark.thresholds import SparkThresholds
+from arroyo_dagster.spark.versions import CONNECT, require_pyspark
 from arroyo_dagster.state.model.settings import Setting
 
 LOCAL_MASTER = "local[*]"
@@ -183,9 +184,14 @@ def choose_spark(settings: SparkSettings, environment: SparkEnvironment) -> Spar
 
 
 def target_of(session: Any) -> str:
-    """Return the master of a session, or the URL of its Spark Connect server."""
+    """Return the master of a session, or the URL of its Spark Connect server.
+
+    Raises:
+        InputError: the session is one of Spark Connect, and pyspark too old for it.
+    """
     if hasattr(session, "_jsparkSession"):
         return str(session.sparkContext.master)
+    require_pyspark("Spark Connect", CONNECT)
     return f"sc://{session.client._builder.endpoint}"
 
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from arroyo_dagster.errors import ArroyoStateError
 from arroyo_dagster.redaction import redact_text
 from arroyo_dagster.spark.jobs import fetch_rows, slots
+from arroyo_dagster.spark.versions import frame_of_rows, in_partitions
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -117,8 +118,8 @@ def _attempt(
         for index in indices
     ]
     columns = [list(column) for column in zip(*rows, strict=True)]
-    frame = session.createDataFrame(pa.table(columns, schema=_SCHEMA))
-    spread = frame.repartitionById(len(tasks), "task")
+    frame = frame_of_rows(session, pa.table(columns, schema=_SCHEMA))
+    spread = in_partitions(frame, len(tasks), "task")
     with _watched(session, len(tasks), total, on_weight):
         collected = fetch_rows(session, spread.mapInArrow(run, _DDL))
     return {row.item: pickle.loads(row.payload) for row in collected}

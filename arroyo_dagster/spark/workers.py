@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.jobs import fetch_rows, slots
 from arroyo_dagster.spark.settings import runs_in_process
+from arroyo_dagster.spark.versions import add_archive
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.storage.urls import parse_url
 
@@ -267,7 +268,7 @@ def ship_package(session: SparkSession) -> None:
         return
     folder = _archives()
     for name in SHIPPED:
-        session.addArtifacts(f"{folder / name}.zip#{name}", archive=True)
+        add_archive(session, f"{folder / name}.zip#{name}")
     _HAVE_PACKAGE.add(session)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
-import sysconfig
+import sys
 import time
 import venv
 from collections.abc import Iterator, Sequence
@@ -122,8 +122,9 @@ def python_without_the_package(folder: Path) -> Path:
     """Make an environment with the packages of this one, but for those that `ship` sends."""
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
-    for kind in ("purelib", "platlib"):
-        for path in Path(sysconfig.get_path(kind)).iterdir():
+    # Two of them where the pyspark of `make test-spark` is beside the packages of .venv.
+    for packages in (one for one in sys.path if one.endswith("site-packages")):
+        for path in Path(packages).iterdir():
             left_out = path.name.startswith(NOT_ON_WORKERS) or path.suffix == ".pth"
             if not left_out and not (site / path.name).exists():
                 (site / path.name).symlink_to(path)

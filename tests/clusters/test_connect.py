@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 
+from arroyo_dagster.spark.versions import CONNECT, pyspark_version
 from tests.clusters.standalone import free_port, python_without_the_package, wait_for
 from tests.clusters.test_standalone import PROJECT, drive
 
-pytestmark = pytest.mark.clusters
+pytestmark = [
+    pytest.mark.clusters,
+    pytest.mark.skipif(pyspark_version() < CONNECT, reason="refused: see tests/unit/spark"),
+]
 
 
 @contextlib.contextmanager

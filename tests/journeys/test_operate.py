@@ -134,7 +134,7 @@ def test_the_alerts_name_jobs_and_checks_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("dagster", "1.12"), ("pyspark", "4.2"), ("pyarrow", "20")]
+    ("name", "shown"), [("dagster", "1.12"), ("pyspark", "3.5"), ("pyarrow", "20")]
 )
 def test_the_versions_are_those_of_the_package(name: str, shown: str) -> None:
     project = tomllib.loads(_text("pyproject.toml"))["project"]
@@ -142,6 +142,20 @@ def test_the_versions_are_those_of_the_package(name: str, shown: str) -> None:
     assert re.search(rf">={re.escape(shown)}(,|$)", wanted)
     assert re.search(rf"(?i)^\| {name} \| {re.escape(shown)} and newer", _text(VERSIONS), re.M)
     assert project["requires-python"] == ">=3.11"
+
+
+def test_platforms_have_a_spark_of_the_matrix_whose_newest_is_the_locked_one() -> None:
+    matrix, platforms = (
+        [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        for table in _text(VERSIONS).split("## Versions of Spark")[1].split("\n\n")[1:4:2]
+    )
+    assert re.search(rf"(?m)^pyspark=={matrix[0][-1]} ", _text("requirements/dev.txt"))
+    assert {row[2] for row in platforms[2:]} <= {one.rpartition(".")[0] for one in matrix[0][1:]}
+    pages = {page for row in platforms for page in re.findall(r"\((.+)\.md\)", row[0])}
+    assert pages == {"spark-emr", "spark-dataproc", "spark-databricks"}
+    for page in pages:
+        versions = re.findall(r"(?m)^\|[^|]+\| (\d\.\d)", _text(f"docs/operate/{page}.md"))
+        assert set(versions) == {row[2] for row in platforms[2:]}
 
 
 def test_the_tested_stores_are_those_of_the_contract_suite() -> None:

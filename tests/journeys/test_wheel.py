@@ -139,57 +139,43 @@ def _install(python: Path, wheel: Path, folder: Path) -> None:
     run(sys.executable, *PIP, "--python", str(python), "install", *options, str(wheel), cwd=folder)
 
 
-@pytest.fixture(scope="module")
-def linked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel, and links to all that is installed here but this project."""
-    folder = tmp_path_factory.mktemp("environment")
+def _linked(wheel: Path, folder: Path, lock: Path) -> Path:
+    """Make an environment with the wheel, and links to the locked packages, installed here."""
     venv.create(folder / "venv", with_pip=False)
-    links = folder / "links"
-    links.mkdir()
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    files = _files_of(lock)
     for kind in ("purelib", "platlib"):
         for path in Path(sysconfig.get_path(kind)).iterdir():
-            ours = "arroyo_dagster" in path.name
-            if not (ours or path.suffix == ".pth" or (links / path.name).exists()):
-                (links / path.name).symlink_to(path)
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(f"{links}\n")
+            if path.name in files and not (site / path.name).exists():
+                (site / path.name).symlink_to(path)
     python = folder / "venv" / "bin" / "python"
     _install(python, wheel, folder)
     return python
 
 
-# ---- without Spark and Dagster -------------------------------------------------------------------
-
-CORE = PROJECT / "requirements" / "core.txt"
-
-
-def _core_files() -> set[str]:
-    """The files and folders of site-packages that the packages of `core.txt` consist of."""
+def _files_of(lock: Path) -> set[str]:
+    """The files and folders of site-packages that the packages of a lock file consist of."""
     found: set[str] = set()
-    for name, marker in re.findall(r"^([\w.-]+)==[^ ]+ (;?)", CORE.read_text(), re.MULTILINE):
+    pins = re.findall(r"^([\w.-]+)(?:\[\S+\])?==[^ ]+ (;?)", lock.read_text(), re.MULTILINE)
+    for name, marker in pins:
         try:
             files = importlib.metadata.distribution(name).files
         except importlib.metadata.PackageNotFoundError:
-            assert marker, f"{name} is in core.txt, and is not installed"
+            assert marker, f"{name} is in {lock.name}, and is not installed"
             continue
         found |= {path.parts[0] for path in files or ()}
     return found - {"..", "__pycache__"}
 
 
+# ---- without Spark and Dagster -------------------------------------------------------------------
+
+CORE, BASE = (PROJECT / "requirements" / f"{name}.txt" for name in ("core", "base"))
+
+
 @pytest.fixture(scope="module")
 def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and the packages of `core.txt`: no Spark, no Dagster."""
-    folder = tmp_path_factory.mktemp("light")
-    venv.create(folder / "venv", with_pip=False)
-    (site,) = (folder / "venv").glob("lib/python*/site-packages")
-    core = _core_files()
-    for kind in ("purelib", "platlib"):
-        for path in Path(sysconfig.get_path(kind)).iterdir():
-            if path.name in core and not (site / path.name).exists():
-                (site / path.name).symlink_to(path)
-    python = folder / "venv" / "bin" / "python"
-    _install(python, wheel, folder)
-    return python
+    return _linked(wheel, tmp_path_factory.mktemp("light"), CORE)
 
 
 def walk(python: Path, folder: Path) -> None:
@@ -273,8 +259,14 @@ def smoke(python: Path, folder: Path) -> None:
     assert told == {"registered": True, "logging": True, "typed": True}
 
 
-def test_the_wheel_works_where_nothing_else_of_the_project_is(linked: Path, tmp_path: Path) -> None:
-    smoke(linked, tmp_path)
+def test_the_wheel_works_beside_what_it_requires_and_nothing_else(
+    wheel: Path, tmp_path: Path
+) -> None:
+    python = _linked(wheel, tmp_path, BASE)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    assert not [name for name in ("pandas", "dagster_webserver") if (site / name).exists()]
+    run(sys.executable, *PIP, "--python", str(python), "check", cwd=tmp_path)
+    smoke(python, tmp_path)
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.query.frames import frame_of
-from arroyo_dagster.spark.query.source import register_source
+from arroyo_dagster.spark.versions import DATA_SOURCES, pyspark_version
 from arroyo_dagster.state import EpochTable, StateCatalog, open_state, open_store
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.operations.query.diff import diff_tables
@@ -32,6 +32,10 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> StateCatalog:
 
 @pytest.fixture(scope="module")
 def reading(session: Any) -> Any:
+    if pyspark_version() < DATA_SOURCES:
+        pytest.skip("this pyspark has no data sources in Python")
+    from arroyo_dagster.spark.query.source import register_source
+
     register_source(session)
     return session
 
@@ -40,7 +44,7 @@ def tables(state: StateCatalog) -> list[EpochTable]:
     return [table for job in state.jobs() for table in job.epoch().tables()]
 
 
-def counted(rows: pa.Table) -> Counter[str]:
+def counted(rows: pa.Table | pa.RecordBatch) -> Counter[str]:
     return Counter(map(repr, rows.to_pylist()))
 
 
@@ -58,9 +62,13 @@ def test_the_source_gives_the_rows_of_a_restore(reading: Any, state: StateCatalo
     for table in kinds.values():
         rows = read(reading, state, table, nanos="floor").toArrow()
         assert counted(rows) == expected(table), table.name
-        rows = frame_of(reading, table, types=FLOORED).toArrow()
-        assert counted(rows) == expected(table), table.name
     assert table.to_spark(reading).columns == table.schema.names
+
+
+def test_a_frame_has_the_rows_of_a_restore(session: Any, state: StateCatalog) -> None:
+    for table in {len(table.schema): table for table in tables(state)}.values():
+        batches = frame_of(session, table, types=FLOORED)._collect_as_arrow()
+        assert sum(map(counted, batches), Counter()) == expected(table), table.name
 
 
 def test_filters_and_columns_are_pushed_down(reading: Any, state: StateCatalog) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main
-from arroyo_dagster.cli.spark import check_spark, session_of, spark_options
+from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.cli.surgery.commands import carry_out
 from arroyo_dagster.cli.surgery.options import edit_options, opened
 from arroyo_dagster.cli.surgery.window import check_window, window_options
+from arroyo_dagster.optional_packages import check_spark
 from arroyo_dagster.spark.settings import SparkSettings
 from arroyo_dagster.user_modules import load_function
 

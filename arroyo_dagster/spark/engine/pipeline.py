@@ -50,6 +50,7 @@ from arroyo_dagster.spark.packing import pickled
 from arroyo_dagster.spark.session import open_session
 from arroyo_dagster.spark.settings import SparkChoice, SparkSettings, runs_in_process
 from arroyo_dagster.spark.tasks import TASKS_PER_SLOT
+from arroyo_dagster.spark.versions import in_partitions
 from arroyo_dagster.spark.workers import DiskProbe, check_workers
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -261,7 +262,8 @@ class SparkRun(PipelineRun):
 
 def _with_levels(frame: DataFrame, runners: Sequence[LevelRunner], parallelism: int) -> DataFrame:
     for runner in runners:
-        frame = _mapped(frame.repartitionById(parallelism, "subtask"), level_function([runner]))
+        placed = in_partitions(frame, parallelism, "subtask")
+        frame = _mapped(placed, level_function([runner]))
     return frame
 
 

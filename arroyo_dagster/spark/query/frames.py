@@ -16,6 +16,7 @@ from arroyo_dagster.state.operations.query.table import EpochTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _TASKS_PER_SLOT = 3
 
@@ -36,8 +37,6 @@ def frame_of(
     Raises:
         NotFoundError: no such column.
     """
-    from arroyo_dagster.spark.query.source import spark_schema
-
     options = types or TypeOptions()
     schema = table.schema
     names = schema.names if columns is None else list(columns)
@@ -86,3 +85,10 @@ def register_views(
             frame_of(session, table, types=types).createOrReplaceTempView(f"`{quoted}`")
             names.append(name)
     return names
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return a schema as Spark has it."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)

@@ -31,23 +31,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import (  # noqa: TID253 - the classes below extend these
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-)
 
 from arroyo_dagster.errors import InputError, NotFoundError
+from arroyo_dagster.spark.query.frames import spark_schema
+from arroyo_dagster.spark.versions import DATA_SOURCES, require_pyspark
 from arroyo_dagster.state.codec.common_types import TypeOptions
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.operations.query.diff import CHANGE, Change, diff_tables
@@ -58,8 +45,18 @@ from arroyo_dagster.state.operations.query.state import StateCatalog, StateJob, 
 from arroyo_dagster.state.operations.query.table import EpochTable
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Comparison, bind
 
+require_pyspark("the data source `arroyo`", DATA_SOURCES)
+
+from pyspark.sql.datasource import (  # noqa: E402, TID253 - the classes below extend these
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
 FORMAT = "arroyo"
@@ -67,16 +64,17 @@ PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 _PARTITIONS = 8
 _STORE = "store."
 _KNOWN = ("path", "table", "epoch", "at", "raw", "changes", "partitions", "unsigned", "nanos")
-_RELATIONS: Mapping[type[Filter], str] = {
-    EqualTo: "=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    In: "in",
-    IsNull: "is null",
-    IsNotNull: "is not null",
+_RELATIONS = {
+    "EqualTo": "=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "In": "in",
+    "IsNull": "is null",
+    "IsNotNull": "is not null",
 }
+"""By the name of a filter's class. Spark pushes filters down from 4.1 on."""
 
 
 def register_source(session: SparkSession) -> None:
@@ -124,13 +122,6 @@ class ArroyoSource(DataSource):
 
 def _asked(schema: StructType) -> dict[str, bool]:
     return {field.name: field.nullable for field in schema}
-
-
-def spark_schema(schema: pa.Schema) -> StructType:
-    """Return a schema as Spark has it."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,14 +282,14 @@ class SourceReader(DataSourceReader):
 
 
 def _bound(one: Filter, schema: pa.Schema) -> ColumnFilter | None:
-    relation, fields = _RELATIONS.get(type(one)), vars(one)
+    relation, fields = _RELATIONS.get(type(one).__name__), vars(one)
     if relation is None or len(fields["attribute"]) != 1:
         return None
     (name,) = fields["attribute"]
     if name not in schema.names:
         return None
     value = fields.get("value")
-    values = tuple(map(_plain, value)) if isinstance(one, In) and value else _plain(value)
+    values = tuple(map(_plain, value)) if relation == "in" and value else _plain(value)
     return bind(Comparison.of(name, relation, values), schema, schema.names.index(name))
 
 
@@ -454,10 +445,15 @@ class ChangesStream(_StepReader, DataSourceStreamReader):
         return {"epoch": int(self._changes.first or _NOTHING)}
 
     def latestOffset(  # noqa: N802 - Spark's name
-        self, start: dict[str, int], limit: Any
+        self, start: dict[str, int] | None = None, limit: Any = None
     ) -> dict[str, int]:
-        """Return the newest visible epoch: a batch reads all epochs that are there."""
-        return {"epoch": max(start["epoch"], int(self._changes.newest()))}
+        """Return the newest visible epoch: a batch reads all epochs that are there.
+
+        Args:
+            start: where the batch begins; None = Spark is older than 4.2, and does not say.
+        """
+        begin = self.initialOffset() if start is None else start
+        return {"epoch": max(begin["epoch"], int(self._changes.newest()))}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return the steps between two offsets."""

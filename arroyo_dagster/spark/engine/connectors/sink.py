@@ -14,6 +14,7 @@ from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.redaction import redacted_cause, register_settings
 from arroyo_dagster.spark.columns import for_spark, spark_schema, struct_type
 from arroyo_dagster.spark.jobs import failure_reason
+from arroyo_dagster.spark.versions import frame_of_rows, in_partitions
 from arroyo_dagster.state.codec.parquet import decode_file, encode_rows
 from arroyo_dagster.state.model.ids import Epoch, StatePath, TableName
 from arroyo_dagster.state.model.layout import JobPaths, parse_staged_subtask
@@ -200,6 +201,6 @@ def staged_frame(
                 yield from rows.to_batches(max_chunksize=_BATCH_ROWS)
 
     names = [pa.array(range(len(staged)), pa.int32()), pa.array(staged, pa.string())]
-    files = session.createDataFrame(pa.table(names, names=["task", "name"]))
-    files = files.repartitionById(len(staged), "task")
+    files = frame_of_rows(session, pa.table(names, names=["task", "name"]))
+    files = in_partitions(files, len(staged), "task")
     return files.mapInArrow(read, struct_type(with_index))

@@ -289,5 +289,5 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(InputError) as raised:
         open_directory(database=f"postgresql://arroyo:{PASSWORD}@db/arroyo")
-    assert "arroyo-dagster[postgres]" in str(raised.value.next_step)
+    assert "pip install 'psycopg[binary]>=3.2'" in str(raised.value.next_step)
     assert PASSWORD not in str(raised.value)
