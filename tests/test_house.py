@@ -30,7 +30,7 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_030,
     "cli": 9_825,
-    "dataflow": 20_636,
+    "dataflow": 20_641,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,

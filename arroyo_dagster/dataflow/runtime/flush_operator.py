@@ -10,7 +10,7 @@ Source: sdf-states.md 3.2, 3.5 (W5, W9 to W11).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import polars as pl
@@ -110,7 +110,8 @@ class FlushOperator(ServiceOperator):
         """Flush every closed window in closing order, and keep the content of the last."""
         parts, self._parts = self._parts, {}
         closing = {"clock_ms": self.now_ms, "epochs": dict(self.readers.epochs)}
-        results = self._flush_again(always=self._is_first_epoch) if self._retries(parts) else []
+        again = bool(self._unflushed) and (self._is_first_epoch or bool(parts))
+        results = self._flush_again(always=self._is_first_epoch) if again else []
         self._is_first_epoch = False
         if parts:
             self._pin(closing)  # else results keep the clock and the epochs of their window
@@ -137,9 +138,6 @@ class FlushOperator(ServiceOperator):
         return {}
 
     # ---- windows whose flush failed --------------------------------------------------------------
-
-    def _retries(self, closed: Collection[Window]) -> bool:
-        return bool(self._unflushed) and (self._is_first_epoch or bool(closed))
 
     def _flush_again(self, *, always: bool) -> list[tuple[Window, Any]]:
         """Flush the windows whose flush failed; `always`: each of them, else until one fails."""

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
@@ -26,8 +24,7 @@ from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, colum
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records
-from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
+from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
 from arroyo_dagster.dataflow.runtime.record_batches import (
     BOOL_KEY,
     INT_KEY,
@@ -43,6 +40,7 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
     place_in,
 )
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, IDLE, SOURCE, epoch_column
+from arroyo_dagster.dataflow.runtime.source_decoding import SourceDecoder, by_source
 from arroyo_dagster.dataflow.runtime.steps import (
     Failures,
     Place,
@@ -53,10 +51,9 @@ from arroyo_dagster.dataflow.runtime.steps import (
     no_results,
     run_steps,
 )
-from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG, Metrics
-from arroyo_dagster.dataflow.storage.payloads import SCALAR, Groups
+from arroyo_dagster.dataflow.storage.payloads import Groups
 from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
 from arroyo_dagster.engine.operators import Collector, OperatorContext
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
@@ -109,7 +106,7 @@ class RecordsOperator(ServiceOperator):
         )
         self._event_time = None if plan.window is None else EventTime(plan.window, ctx)
         self._decoders = [
-            _SourceDecoder(
+            SourceDecoder(
                 topic, self.failures, self.metrics, in_columns=self._takes_columns(source_steps)
             )
             for topic, source_steps in zip(plan.sources, self._source_steps, strict=True)
@@ -137,18 +134,21 @@ class RecordsOperator(ServiceOperator):
         """Process records of all sources, and clock rows; parse the next ones meanwhile."""
         weighed = ((batch, batch.nbytes) for batch in batches)
         for parts in read_ahead(self._parsed, weighed, _PARSE_AHEAD_BYTES):
-            for part in parts:
-                self.see(part.rows, ctx)
-                if part.source >= 0:
+            for source, rows, parsed in parts:
+                self.see(rows, ctx)
+                if source >= 0:
                     with self._place.entered(), collected_later():
-                        self._take(part, collector)
+                        self._take(source, rows, parsed, collector)
                 elif self._event_time is not None:
-                    self._event_time.tick(idle=part.source == IDLE)
+                    self._event_time.tick(idle=source == IDLE)
 
-    def _parsed(self, batch: pa.RecordBatch) -> list[_SourceRows]:
+    def _parsed(
+        self, batch: pa.RecordBatch
+    ) -> list[tuple[int, pa.RecordBatch, pl.DataFrame | None]]:
+        """Return each source of a batch, its rows, and their values as columns if they are so."""
         return [
-            _SourceRows(source, rows, self._decoders[source].parse(rows) if source >= 0 else None)
-            for source, rows in _by_source(batch)
+            (source, rows, self._decoders[source].parse(rows) if source >= 0 else None)
+            for source, rows in by_source(batch)
         ]
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
@@ -162,14 +162,18 @@ class RecordsOperator(ServiceOperator):
             self._event_time.write()
         self.finish_epoch(ctx)
 
-    def _take(self, given: _SourceRows, collector: Collector) -> None:
-        batch = given.rows
-
+    def _take(
+        self,
+        source: int,
+        batch: pa.RecordBatch,
+        parsed: pl.DataFrame | None,
+        collector: Collector,
+    ) -> None:
         def place(at: int) -> Place:
             return place_in(batch, self.plan.topics, at)
 
-        records = self._decoders[given.source].records(batch, given.parsed, place)
-        for steps in (self._source_steps[given.source], self._steps):
+        records = self._decoders[source].records(batch, parsed, place)
+        for steps in (self._source_steps[source], self._steps):
             records = run_steps(steps, records, self.failures, self.metrics, place)
         enter = None
         if self._event_time is not None:
@@ -537,138 +541,6 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
     text.encode()  # raises for a lone surrogate
     kind = BOOL_KEY if isinstance(key, bool) else INT_KEY if isinstance(key, int) else TEXT_KEY
     return text, kind
-
-
-def _by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of each source, in the order of the sources' first rows."""
-    sources = column(batch, SOURCE)
-    bounds = pc.min_max(sources)
-    if bounds["min"].as_py() == bounds["max"].as_py():
-        yield bounds["min"].as_py(), batch
-        return
-    for source in pc.unique(sources).to_pylist():
-        yield source, batch.filter(pc.equal(sources, source))
-
-
-@dataclass(frozen=True, slots=True)
-class _SourceRows:
-    """The rows of one source in a batch, and their values as columns if they decode so."""
-
-    source: int
-    rows: pa.RecordBatch
-    parsed: pl.DataFrame | None
-
-
-class _SourceDecoder:
-    """Decodes the records of one source.
-
-    Args:
-        topic: what it reads.
-        failures: are told the records that do not decode.
-        metrics: count them, and those that do.
-        in_columns: whether the next step takes columns.
-    """
-
-    def __init__(
-        self, topic: TopicPlan, failures: Failures, metrics: Metrics, *, in_columns: bool
-    ) -> None:
-        converter = topic.converter
-        self._topic, self._failures, self._metrics = topic, failures, metrics
-        self._read, self._read_arrow = converter.reader(), converter.arrow_reader()
-        self._read_key = converter.key_reader()
-        self._in_columns = in_columns
-        parses = in_columns or reads_records(converter)
-        self._read_columns = column_reader(converter) if parses else None
-
-    def parse(self, batch: pa.RecordBatch) -> pl.DataFrame | None:
-        """Return the records of a batch as columns; None if one does not decode so.
-
-        Any thread may call this, at any time.
-        """
-        raw = column(batch, VALUE)
-        if not pa.types.is_binary(raw.type):
-            return None
-        if self._in_columns and self._topic.converter.is_text and not raw.null_count:
-            text, is_text = _as_text(raw)
-            return pl.DataFrame({SCALAR: pl.from_arrow(text)}) if is_text else None
-        frame = None if self._read_columns is None else self._read_columns(raw)
-        if frame is None or self._in_columns or not any(series.null_count() for series in frame):
-            return frame
-        return None
-
-    def records(
-        self, batch: pa.RecordBatch, parsed: pl.DataFrame | None, place: Callable[[int], Place]
-    ) -> Records:
-        """Return the records of a batch that decode.
-
-        Args:
-            batch: rows of the source.
-            parsed: what `parse` returned for them.
-            place: returns the position in its topic of the record at an index of the batch.
-        """
-        count, name = batch.num_rows, self._topic.name
-        if parsed is not None:
-            self._metrics.count(name, succeeded=count)
-            return Records(None, range(count), self._keys(batch), frame=parsed)
-        values, bad = self._values(batch)
-        for index, error in bad.items():
-            raw = column(batch, VALUE)[index].as_py()
-            self._failures.note(name, error, raw, place(index), topic=True)
-        keys = self._keys(batch)
-        self._metrics.count(name, succeeded=count - len(bad))
-        records = Records(values, range(count), keys)
-        if not bad:
-            return records
-        kept = [index for index in range(count) if index not in bad]
-        some_keys = None if keys is None else [keys[index] for index in kept]
-        return records.taken(kept, [values[index] for index in kept], some_keys)
-
-    def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
-        """Return the value of each record, and the errors of those that do not decode, by index."""
-        raw, converter = column(batch, VALUE), self._topic.converter
-        is_binary = pa.types.is_binary(raw.type)
-        read = self._read if is_binary else self._read_arrow
-        if is_binary and (converter.is_text or converter.name == "json"):
-            raw, plain = _as_text(raw)
-            if plain and converter.is_text and not raw.null_count:
-                return raw.to_pylist(), {}
-        if is_binary and raw.null_count:
-
-            def refusing(one: Any) -> Any:
-                if one is None:
-                    raise ValueError("the record has no value")
-                return read(one)
-
-            read = refusing
-        values: list[Any] = []
-        bad: dict[int, Exception] = {}
-        rest = map(read, raw.to_pylist())
-        while True:
-            try:
-                values.extend(rest)  # keeps what was read before an error
-                return values, bad
-            except ValueError as error:
-                bad[len(values)] = error
-                values.append(None)
-
-    def _keys(self, batch: pa.RecordBatch) -> list[Any] | None:
-        keys = column(batch, "key")
-        if keys.null_count == batch.num_rows:
-            return None
-        decoded: list[Any] = []
-        for key in keys.to_pylist():
-            try:
-                decoded.append(None if key is None else self._read_key(key))
-            except ValueError:
-                decoded.append(key)  # a key that does not decode stays bytes
-        return decoded
-
-
-def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:
-    try:
-        return raw.cast(pa.string()), True
-    except pa.ArrowInvalid:
-        return raw, False
 
 
 def _texts(keys: Sequence[Any]) -> pa.Array | None:

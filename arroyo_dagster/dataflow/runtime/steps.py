@@ -303,10 +303,6 @@ def _filtered(function: Function, value: Any, result: Any) -> Sequence[Any]:
     raise _wrong(function, "True or False", result)
 
 
-def _filter_mapped(function: Function, value: Any, result: Any) -> Sequence[Any]:
-    return () if result is None else (result,)
-
-
 def _flat_mapped(function: Function, value: Any, result: Any) -> Sequence[Any]:
     if isinstance(result, str | bytes | dict) or not hasattr(result, "__iter__"):
         raise _wrong(function, "a list of records", result)
@@ -320,7 +316,7 @@ Outcome = Callable[[Function, Any, Any], Sequence[Any]]
 OUTCOMES: dict[str, Outcome] = {
     "map": _mapped,
     "filter": _filtered,
-    "filter-map": _filter_mapped,
+    "filter-map": lambda function, value, result: () if result is None else (result,),
     "flat-map": _flat_mapped,
 }
 """For each operator, a function from a record's value and the function's result to new values."""

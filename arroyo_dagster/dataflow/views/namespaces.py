@@ -242,7 +242,10 @@ class Namespaces:
 
     def _state(self, service: ServiceDef, name: str) -> tuple[_Columns, list[StateRow]]:
         state, head = service.states[name], self._heads[service.name]
-        closed = self._last_window(head) if state.window is not None else GLOBAL_WINDOW
+        closed = GLOBAL_WINDOW
+        if state.window is not None:
+            windows = self._pairs(head, FLUSH, WINDOWS, str, WindowBounds).values()
+            closed = next((bounds.window for bounds in windows), GLOBAL_WINDOW)
         rows = self._rows(state, head, closed, live=False)
         if state.window is not None:
             rows += self._rows(state, head, closed, live=True)
@@ -276,10 +279,6 @@ class Namespaces:
         assert state.ttl_ms is not None
         age_ms: int = self._clock() - round(updated_at.timestamp() * 1000)
         return age_ms >= state.ttl_ms
-
-    def _last_window(self, head: Checkpoint | None) -> Window:
-        bounds_of_windows = self._pairs(head, FLUSH, WINDOWS, str, WindowBounds).values()
-        return next((bounds.window for bounds in bounds_of_windows), GLOBAL_WINDOW)
 
     # ---- the engine's ----------------------------------------------------------------------------
 

@@ -134,7 +134,8 @@ class Tables:
             )
         try:
             with sql_failures():
-                frames = scope._frames(timed)
+                tables = scope.by_name.items()
+                frames = {name: scope._frame(table, timed).lazy() for name, table in tables}
                 answer: pl.DataFrame = (
                     exact_answer(frames, query).collect()
                     if any(token.word == "sum" for token in tokens)
@@ -152,9 +153,6 @@ class Tables:
             frames = {name: self._frame(table, timed) for name, table in self.by_name.items()}
             self._contexts[timed] = pl.SQLContext(frames, eager=True)
         return self._contexts[timed]
-
-    def _frames(self, timed: bool) -> dict[str, pl.LazyFrame]:
-        return {name: self._frame(table, timed).lazy() for name, table in self.by_name.items()}
 
     @staticmethod
     def _frame(table: StateTable, timed: bool) -> pl.DataFrame:
