@@ -29,7 +29,7 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_030,
-    "cli": 9_825,
+    "cli": 9_819,
     "dataflow": 20_641,
     "engine": 4_929,
     "orchestration": 9_915,

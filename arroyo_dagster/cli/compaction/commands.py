@@ -45,7 +45,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
-from arroyo_dagster.state.model.progress import ProgressUnit
+from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit
 from arroyo_dagster.state.model.rewrite import RewriteOutcome, RewritePlan
 from arroyo_dagster.state.model.settings import setting_fields, settings_from
 from arroyo_dagster.state.model.units import format_bytes, plural
@@ -114,7 +114,8 @@ def plan(jobs: Sequence[str], url: str | None, as_json: bool, **given: Any) -> N
         return
     paths = find_job(store, jobs[0])
     if is_arroyo_job(store, paths):
-        planned = _plan_rewrite(store, paths, given, as_json=as_json)
+        with show_progress(as_json=as_json, name=paths.root) as on_progress:
+            planned = _plan_rewrite(store, paths, given, on_progress)
         print_rewrite(planned, yes=False, as_json=as_json, in_full=True)
         return
     with show_progress(as_json=as_json) as on_progress:
@@ -252,30 +253,24 @@ def run(
     listed = _listed_together(store, job_paths) if yes and len(job_paths) > 1 else {}
     for paths in job_paths:
         try:
-            if is_arroyo_job(store, paths) and yes:
-                with show_progress(as_json=as_json, name=paths.root) as on_progress:
-                    waiting = RewriteOptions(
-                        quiet_since=listed.get(paths),
-                        lease_wait_seconds=lease_wait_seconds,
-                        on_lease=print_lease_event(paths),
-                        on_shard=count_shards(on_progress),
-                    )
+            with show_progress(as_json=as_json, name=paths.root) as on_progress:
+                leased: dict[str, Any] = {"lease_wait_seconds": lease_wait_seconds}
+                leased["on_lease"] = print_lease_event(paths)
+                if is_arroyo_job(store, paths) and yes:
+                    count = count_shards(on_progress)
+                    since = listed.get(paths)
+                    waiting = RewriteOptions(quiet_since=since, on_shard=count, **leased)
                     outcomes.append(_rewrite(store, paths, given, waiting, spark=spark))
-            elif is_arroyo_job(store, paths):
-                outcomes.append(_plan_rewrite(store, paths, given, as_json=as_json))
-            elif yes:
-                with show_progress(as_json=as_json, name=paths.root) as on_progress:
+                elif is_arroyo_job(store, paths):
+                    outcomes.append(_plan_rewrite(store, paths, given, on_progress))
+                elif yes:
                     options = CompactionOptions(
-                        wait_seconds=wait_seconds,
-                        lease_wait_seconds=lease_wait_seconds,
-                        on_lease=print_lease_event(paths),
-                        on_progress=on_progress,
+                        wait_seconds=wait_seconds, on_progress=on_progress, **leased
                     )
                     outcomes.append(_compact(store, paths, settings, options, spark=spark))
-            else:
-                with show_progress(as_json=as_json, name=paths.root) as on_progress:
+                else:
                     plan = plan_compaction(store, paths, settings, on_progress=on_progress)
-                outcomes.append(CompactionOutcome.of_plan(plan))
+                    outcomes.append(CompactionOutcome.of_plan(plan))
         except ArroyoStateError as error:
             problems.append(error)
             continue
@@ -299,11 +294,10 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
 
 
 def _plan_rewrite(
-    store: ObjectStore, paths: JobPaths, given: dict[str, Any], *, as_json: bool
+    store: ObjectStore, paths: JobPaths, given: dict[str, Any], on_progress: OnProgress
 ) -> RewriteOutcome:
     directory = directory_of_environment(given["api"], given["database"], given["assume"])
-    with show_progress(as_json=as_json, name=paths.root) as on_progress:
-        plan = plan_rewrite(store, paths, directory, _settings(given), on_progress=on_progress)
+    plan = plan_rewrite(store, paths, directory, _settings(given), on_progress=on_progress)
     return RewriteOutcome.of_plan(plan)
 
 
