@@ -35,7 +35,7 @@ MOST_LINES = {
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_237,
+    "spark": 7_241,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_234,

@@ -6,7 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -61,9 +61,6 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
         InputError, FormatError, NotFoundError: a task raised it: the next attempt would, too.
         StorageError: tasks failed or were lost, and Spark gave up.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     tag, context = f"arroyo-{uuid.uuid4().hex}", context_of(session)
     rows: list[Any] = []
     failed: list[BaseException] = []
@@ -87,29 +84,36 @@ def fetch_rows(session: SparkSession, frame: DataFrame | RDD[Any]) -> list[Any]:
         thread.join(_CANCEL_SECONDS)
         raise
     for error in failed:
-        if not isinstance(error, PySparkException | Py4JError):
-            raise error
-        if (lacking := _what_workers_lack(str(error))) is not None:
-            raise InputError(
-                f"Spark's workers cannot run this: {lacking}",
-                next_step="install it on the workers, with the driver's versions of Python and "
-                "pyarrow; `ship` sends this package",
-            ) from redacted_cause(error)
-        if (ended := _WORKER_ENDED.search(str(error))) is not None:
-            raise StorageError(
-                redact_text(ended[1]), retryable=True, next_step=ENDED_STEP
-            ) from redacted_cause(error)
-        if typed := _TYPED_ERROR.findall(redact_text(str(error))):
-            kind, text = typed[-1]  # what it was raised from comes before it
-            message, _, step = text.partition(". Next: ")
-            raise _KINDS[kind](message, next_step=step or None) from redacted_cause(error)
-        raise StorageError(
-            f"tasks failed, and Spark gave up ({failure_reason(error)})",
-            retryable=True,
-            next_step="check Spark's log, then run it again; files that were written are not "
-            "listed",
-        ) from redacted_cause(error)
+        _raise_typed(error)
     return rows
+
+
+def _raise_typed(error: BaseException) -> NoReturn:
+    """Raise the error of this package that a failed job stands for; another one as it is."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    if not isinstance(error, PySparkException | Py4JError):
+        raise error
+    if (lacking := _what_workers_lack(str(error))) is not None:
+        raise InputError(
+            f"Spark's workers cannot run this: {lacking}",
+            next_step="install it on the workers, with the driver's versions of Python and "
+            "pyarrow; `ship` sends this package",
+        ) from redacted_cause(error)
+    if (ended := _WORKER_ENDED.search(str(error))) is not None:
+        raise StorageError(
+            redact_text(ended[1]), retryable=True, next_step=ENDED_STEP
+        ) from redacted_cause(error)
+    if typed := _TYPED_ERROR.findall(redact_text(str(error))):
+        kind, text = typed[-1]  # what it was raised from comes before it
+        message, _, step = text.partition(". Next: ")
+        raise _KINDS[kind](message, next_step=step or None) from redacted_cause(error)
+    raise StorageError(
+        f"tasks failed, and Spark gave up ({failure_reason(error)})",
+        retryable=True,
+        next_step="check Spark's log, then run it again; files that were written are not listed",
+    ) from redacted_cause(error)
 
 
 def _what_workers_lack(message: str) -> str | None:
