@@ -74,6 +74,18 @@ class _LastFinder:
 _FINDER = _LastFinder()
 
 
+def parse_python(source: str | bytes) -> ast.Module:
+    """Parse Python source; errors as `ast.parse`.
+
+    CPython 3.11 fails if a finalizer that runs meanwhile parses as well, as one that logs a
+    traceback does.
+    """
+    try:
+        return ast.parse(source)
+    except SystemError:
+        return ast.parse(source)
+
+
 def open_folders(*folders: str) -> None:
     """Permit imports of modules in these folders; the first folder that contains one is used.
 
@@ -163,7 +175,7 @@ def defines(module: str, name: str, folders: Sequence[str] = ()) -> bool | None:
         return True
     try:
         with open(spec.origin, "rb") as file:
-            tree = ast.parse(file.read())
+            tree = parse_python(file.read())
     except (OSError, SyntaxError, ValueError):
         return True  # the import says what is wrong
     names: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -35,6 +36,9 @@ settings.register_profile("nightly", deadline=None, max_examples=1400, suppress_
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 )
+
+# Its finalizers log tracebacks, and CPython 3.11 cannot format one while it parses something else.
+logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
 
 
 @pytest.fixture(autouse=True)

@@ -28,9 +28,9 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
-    "": 1_030,
+    "": 1_042,
     "cli": 9_819,
-    "dataflow": 20_641,
+    "dataflow": 20_643,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
@@ -40,14 +40,14 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_234,
     "state.model": 6_227,
-    "state.operations": 30_117,
+    "state.operations": 30_116,
     "state.planning": 11_553,
     "state.storage": 6_050,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_763
+MOST_LINES_OF_TESTS = 92_792
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

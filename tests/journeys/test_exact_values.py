@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-import arroyo_dagster.state as ad
+import arroyo_dagster as ad
 from arroyo_dagster import cli
 
 MOST = 2**64 - 1

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-import arroyo_dagster.state as ad
+import arroyo_dagster as ad
 from arroyo_dagster import cli
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import MemoryStore
@@ -22,7 +22,7 @@ from tests.jobs import CountWords, listing, state_of
 _FILE = """
 import datetime as dt
 import pyarrow as pa
-import arroyo_dagster.state as ad
+import arroyo_dagster as ad
 
 
 class Count(ad.Operator):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.user_modules import import_file, import_named, open_folders
+from arroyo_dagster.user_modules import import_file, import_named, open_folders, parse_python
 
 
 @pytest.fixture
@@ -74,3 +76,25 @@ def test_the_first_open_folder_wins_and_later_calls_close_it(folder: Path) -> No
     del sys.modules["um_twice"]
     with pytest.raises(ModuleNotFoundError):
         import_named("um_twice")
+
+
+class _Parsing:
+    """An object in a cycle whose finalizer parses, as one does that logs a traceback."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        ast.parse("x = 1")
+
+
+def test_source_is_parsed_although_a_finalizer_parses_meanwhile() -> None:
+    source = "".join(f"def f{number}(a, b):\n    return a + b\n" for number in range(400))
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.set_threshold(300)  # the collector runs while nodes are made
+    try:
+        _Parsing()
+        assert len(parse_python(source).body) == 400
+    finally:
+        gc.set_threshold(*threshold)

@@ -13,6 +13,8 @@ import warnings
 import zlib
 from dataclasses import dataclass
 
+from arroyo_dagster.user_modules import parse_python
+
 ARITIES: dict[str, tuple[int, ...]] = {
     "map": (1, 2),
     "filter": (1, 2),
@@ -105,7 +107,7 @@ def _python(source: str, operator: str) -> ParsedBody:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user's code shows its warnings when it runs
-            tree = ast.parse(source)
+            tree = parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f" in line {error.lineno} of it" if isinstance(error, SyntaxError) else ""
         said = error.msg if isinstance(error, SyntaxError) else type(error).__name__

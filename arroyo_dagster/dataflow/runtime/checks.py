@@ -39,7 +39,7 @@ from arroyo_dagster.dataflow.views.snapshots import empty_frame
 from arroyo_dagster.dataflow.views.sql import Tables
 from arroyo_dagster.dataflow.views.view import StateView
 from arroyo_dagster.state.operations.query.sql_text import sql_tokens
-from arroyo_dagster.user_modules import defines
+from arroyo_dagster.user_modules import defines, parse_python
 
 _ALWAYS = {*dir(builtins), "__name__", "__builtins__", "__annotations__", "__doc__", "__file__"}
 _PARAMETERS: tuple[Any, ...] = (None, 1, "")
@@ -196,7 +196,7 @@ class _Bodies:
         """Check one body."""
         source = step.source or ""
         try:
-            tree = ast.parse(source)
+            tree = parse_python(source)
             code = compile(source, f"<{step.path}>", "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             return  # reported where it was read

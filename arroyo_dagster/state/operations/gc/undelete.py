@@ -5,7 +5,6 @@ before everything that it needs exists.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -203,7 +202,7 @@ def run_undelete(
     owner, clock = run_options.owner, run_options.clock
     quarantine = _known(store, paths, name)
     # The `sleep` of an undelete tells people of deletes in flight.
-    asked = replace(LeaseOptions.of(run_options, deletes=True), sleep=time.sleep)
+    asked = replace(LeaseOptions.of(run_options, deletes=True), sleep=LeaseOptions().sleep)
     with lease(store, paths, owner, asked) as held:
         finish_open_runs(held, paths)
         fresh = plan_undelete(held, paths, name)
