@@ -29,7 +29,7 @@ $(VENV)/ready: requirements/dev.txt pyproject.toml
 	$(call set_up,dev)
 	@touch $(VENV)/runs $@
 
-demo: $(VENV)/runs ## run the main job on real data: killed, restarted, compacted, expired, proved (a minute and a half)
+demo: $(VENV)/runs ## run the main job on real data: killed, restarted, compacted, expired, proved (a minute)
 	@$(BIN)/python examples/flights/demo.py
 
 demo-surgery: $(VENV)/ready ## fork, evolve and bootstrap stopped jobs, with what a restore loads before and after

@@ -22,14 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from states import Shown, States
-from upkeep import Upkeep
 from verify import FLIGHTS, JOB, Proof, explain, prove
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError
@@ -38,12 +37,15 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.storage.remote.open import open_store
 
+if TYPE_CHECKING:
+    from states import Shown, States
+
 PROJECT = Path(__file__).resolve().parents[2]
 FOLDER = PROJECT / ".demo" / "flights"
 ARROYO_STATE = (str(Path(sys.executable).with_name("arroyo-state")),)
 PARALLELISM = 2
-ROWS_PER_EPOCH = 12_288
-SECONDS_BETWEEN_EPOCHS = 0.6  # of run 2, so that it still goes on when its files are merged
+ROWS_PER_EPOCH = 16_384
+SECONDS_BETWEEN_EPOCHS = 0.4  # of run 2, so that it still goes on when its files are merged
 KEPT_EPOCHS = 2
 STALLED_SECONDS = 120
 LOG_LINES = 15
@@ -274,7 +276,6 @@ class Story:
         self.accounts: list[Account] = []
         self._job = job
         self._show = show
-        self._upkeep = Upkeep(job.url, home=FOLDER / "dagster")
         self._poll_seconds = 0.1 if job.spark else 0.02
 
     def play(self) -> None:
@@ -285,7 +286,11 @@ class Story:
         """
         killed_at = self._job.epochs * 2 // 5
         self._show.step(f"A crash: run the job, and kill it with SIGKILL at epoch {killed_at}.")
+        if not self._job.spark:
+            self._load_dagster()
         with self._run(1, f"run 1, to be killed at epoch {killed_at}") as run:
+            if self._job.spark:
+                self._load_dagster()  # while Spark starts
             self._until(run, killed_at)
             run.kill()
             self._account("killed (SIGKILL)")
@@ -299,6 +304,11 @@ class Story:
             self._until_end(run)
             self._check_exhausted()
             self._account("read everything")
+
+    def _load_dagster(self) -> None:
+        from upkeep import Upkeep
+
+        self._upkeep = Upkeep(self._job.url, home=FOLDER / "dagster")
 
     def keep_small(self) -> list[Kept]:
         """Compact the job at rest, and expire all but its newest epochs. Returns what was there
@@ -322,12 +332,12 @@ class Story:
         return steps
 
     def build_states(self, states: States) -> list[Shown]:
-        """Let two dataflows build their states, and Dagster see them. Returns what it shows."""
+        """Wait for the states of two dataflows, and let Dagster see them. Returns what it shows."""
         self._show.step(
             f"States declared in YAML (SDF): count words, and {states.month.num_rows:,} flights by "
             "carrier and hour in process."
         )
-        states.run()
+        states.wait()
         self._show.say(f"  {states.prove()}")
         self._show.say(f"  Dagster's sensor: {self._upkeep.tick()}.")
         return self._upkeep.states()
@@ -528,11 +538,15 @@ def demo(console: Console, *, spark: bool) -> None:
     show.say(
         f"A year of New York flights, {flights.num_rows:,} rows, in about {job.epochs} epochs "
         f"{'on Spark' if spark else 'in process'}, parallelism {PARALLELISM}; {STEPS} steps, "
-        f"about {'a minute and a half' if spark else 'half a minute'}; folder {_shown(FOLDER)}."
+        f"about {'a minute' if spark else 'half a minute'}; folder {_shown(FOLDER)}."
     )
     story = Story(job, show)
     with show.bar():
         story.play()
+        from states import States
+
+        states = States(job.url, FOLDER, flights)
+        states.start()  # they are built while the job is proved and maintained
         show.step("Proof: tables and output equal a group-by of the flights in pyarrow.")
         proof = prove(job.url, job.output, flights)
         _say(show, proof)
@@ -541,7 +555,7 @@ def demo(console: Console, *, spark: bool) -> None:
         show.step("Proof again: what a restore loads now still equals the group-by.")
         again = prove(job.url, job.output, flights)
         _say(show, again)
-        shown = story.build_states(States(job.url, FOLDER, flights))
+        shown = story.build_states(states)
     console.print()
     console.print(_table(story.accounts, proof, time.monotonic() - started))
     console.print(_kept_table(steps))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,20 +59,28 @@ class States:
         end = pa.scalar(first.as_py().replace(month=2, day=1, hour=0, minute=0), times.type)
         self.month = flights.filter(pc.less(times, end))
 
-    def run(self) -> None:
-        """Run both until they have read everything.
-
-        Raises:
-            ArroyoStateError: a run failed.
-        """
+    def start(self) -> None:
+        """Run both at once, in processes of their own, until they have read everything."""
         month = self._folder / "month.parquet"
         pq.write_table(self.month, month)
-        self._run(WORDS, ["--sink", f"answers=jsonl:{self._folder / 'answers.jsonl'}"])
+        answers = ["--sink", f"answers=jsonl:{self._folder / 'answers.jsonl'}"]
         given = [f"flights=parquet:{month}?rows_per_epoch=16384"]
         sinks = ["busiest", "reports", "alarms"]
         bound = [f"{topic}=jsonl:{self._folder / topic}/" for topic in sinks]
         options = [*_each("--source", given), *_each("--sink", bound), "--parallelism", "2"]
-        self._run(FLIGHTS, [*options, "--flush-open"])
+        both = {WORDS: answers, FLIGHTS: [*options, "--flush-open"]}
+        pool = ThreadPoolExecutor(len(both))
+        self._runs = [pool.submit(self._run, *run) for run in both.items()]
+        pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Wait until both have ended.
+
+        Raises:
+            ArroyoStateError: a run failed.
+        """
+        for run in self._runs:
+            run.result()
 
     def _run(self, file: Path, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "arroyo_dagster.cli", "sdf", "run", str(file)]
