@@ -70,7 +70,7 @@ def in_partitions(frame: DataFrame, partitions: int, column: str) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    if hasattr(frame, "repartitionById"):
+    if hasattr(type(frame), "repartitionById"):  # the frame itself would look for a column
         return frame.repartitionById(partitions, column)
     keys = ", ".join(map(str, _keys(partitions)))
     return frame.repartition(partitions, f.expr(f"array({keys})[{column}]"))
