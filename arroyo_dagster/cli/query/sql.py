@@ -101,8 +101,8 @@ def sql_command(
     text = _stdin() if query is None else query
     if not text.strip():
         raise InputError("there is no query", next_step="give one, or call `sql` in a terminal")
-    given = dict(map(_parameter, parameters))
-    answer = catalog.saved(text[1:], job, given) if saved else catalog.collect(text)
+    values = dict(map(_parameter, parameters))
+    answer = catalog.saved(text[1:], job, values) if saved else catalog.collect(text)
     if output is not None:
         write_answer(answer, output, form)
     else:

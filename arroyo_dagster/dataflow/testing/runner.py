@@ -230,11 +230,11 @@ class Trial:
         place, _ = self._place(function, MISSING)
         loaded = load(plan, {**CONTEXT, **place.accessors})
         with place.entered():
-            found = _call_columns(loaded, records)
+            results = _call_columns(loaded, records)
         if function.operator == "map":
             write = _writer(function.output, self._types, pair=False)
-            found = [write(item) for item in found]
-        return found if isinstance(value, list) else found[0]
+            results = [write(item) for item in results]
+        return results if isinstance(value, list) else results[0]
 
     def _update_batch(
         self, function: FunctionDef, plan: FunctionPlan, records: list[Any], state_key: Any
