@@ -15,6 +15,7 @@ from hypothesis import settings
 from arroyo_dagster.state import Layout
 
 T = TypeVar("T")
+LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[layout.value for layout in Layout])
 
 
 @dataclass(frozen=True, slots=True)

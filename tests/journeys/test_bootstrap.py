@@ -42,12 +42,11 @@ from tests.formats import EditOutcome, NewPosition, TableAction, TimeFile
 from tests.internals import EditOptions, restored_rows
 from tests.jobs import listing
 from tests.journeys.test_surgery import either_state_and_undone, errors_of, others, state_of
-from tests.shares import Share, everywhere
+from tests.shares import LAYOUTS, Share, everywhere
 from tests.surgery_jobs import BEGAN, NANOS, WATERMARK, SurgeryJob
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 SQL = Sql()
 NOW = WATERMARK + 5 * SECOND
 IDS = SQL.ids

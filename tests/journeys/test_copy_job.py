@@ -37,11 +37,11 @@ from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, plan_c
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.internals import LocalRun, lease, read_pins
 from tests.jobs import copied, copy_into, listing, own, state_of, word_job, written_by_word_job
+from tests.shares import LAYOUTS
 from tests.surgery_jobs import held_rows, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 OPTIONS: dict[str, Any] = {"rows": 40, "rows_per_epoch": 4, "keep_epochs": None}
 
 

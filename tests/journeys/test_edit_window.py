@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from arroyo_dagster import ArroyoControl, JobPaths, Layout, ObjectStore, WindowLimits
 from arroyo_dagster.errors import ConflictError, StorageError
 from arroyo_dagster.state.model.maintenance_window import WindowEnd
@@ -35,10 +33,9 @@ from tests.faulty_stores import FaultInjecting
 from tests.gc_jobs import Hiding
 from tests.journeys.test_fork import as_forked, taken, two_jobs, with_watermark_of
 from tests.journeys.test_surgery import state_of
-from tests.shares import Share, everywhere
+from tests.shares import LAYOUTS, Share, everywhere
 from tests.surgery_jobs import WATERMARK, surgery_job
 
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 EVERYWHERE = everywhere("layout")
 LATER = SetWatermark(at_micros=WATERMARK + 5 * SECOND)
 

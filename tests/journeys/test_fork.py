@@ -35,12 +35,10 @@ from tests.formats import EditOutcome, TableAction, is_rewritten, metadata
 from tests.internals import EditOptions, StateSource, plan_fork, run_fork
 from tests.jobs import listing, run_word_job
 from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
-from tests.shares import Share, everywhere, some_of
+from tests.shares import LAYOUTS, Share, everywhere, some_of
 from tests.surgery_jobs import BEGAN, NANOS, SurgeryJob, global_config, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
-
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 
 
 def two_jobs(

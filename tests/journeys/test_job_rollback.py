@@ -41,12 +41,10 @@ from tests.internals import (
 )
 from tests.jobs import copied, copy_into, listing, run_word_job, word_job
 from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
-from tests.shares import Share, everywhere
+from tests.shares import LAYOUTS, Share, everywhere
 from tests.surgery_jobs import SurgeryJob, global_config, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
-
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 
 
 def run(store: ObjectStore, job: SurgeryJob, epoch: int, **options: Any) -> EditOutcome:

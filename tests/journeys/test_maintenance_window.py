@@ -47,11 +47,10 @@ from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered
-from tests.shares import Share, everywhere, share_or_all
+from tests.shares import LAYOUTS, Share, everywhere, share_or_all
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 WINDOW = window_config(EVENTS, ["k"], retention=600)
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 EVERYWHERE = everywhere("layout")
 LIMITS = WindowLimits(stop=60, rewrite=600, start=60, quiet=5)
 

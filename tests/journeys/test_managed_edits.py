@@ -81,11 +81,10 @@ from tests.internals import (
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.journeys.test_keyed_state import keyed_job
 from tests.keyed_jobs import keyed_content
-from tests.shares import Share, dealt_out
+from tests.shares import LAYOUTS, Share, dealt_out
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 ROWS = 36
 SECONDS = 1_000_000
 START = 1_704_067_200 * SECONDS

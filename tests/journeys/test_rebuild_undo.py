@@ -42,10 +42,10 @@ from tests.faulty_stores import Crash, FaultInjecting, once_before
 from tests.formats import JobCondition, SetWatermark
 from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild
 from tests.jobs import copy_into, own
+from tests.shares import LAYOUTS
 from tests.surgery_jobs import SurgeryJob, surgery_job
 
 NOW = EditOptions(quiet_seconds=0)
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 
 
 def damaged_job(layout: Layout) -> SurgeryJob:

@@ -40,12 +40,10 @@ from tests.internals import EditOptions, JobDirectory, plan_edit, run_edit
 from tests.jobs import copied, copy_into, written_by_word_job
 from tests.journeys.test_fork import nexmark
 from tests.journeys.test_surgery import errors_of, others, state_of
-from tests.shares import Share, everywhere
+from tests.shares import LAYOUTS, Share, everywhere
 from tests.surgery_jobs import STATE, SurgeryJob, global_config, held_rows, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
-
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 
 
 def run(store: ObjectStore, job: ArroyoJob, parallelism: int, **options: Any) -> EditOutcome:

@@ -68,13 +68,12 @@ from tests.internals import (
     rewrite_here,
 )
 from tests.jobs import copied, listing
-from tests.shares import Share, everywhere
+from tests.shares import LAYOUTS, Share, everywhere
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 EVERYWHERE = everywhere("layout")
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 
 
 def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:

@@ -59,12 +59,11 @@ from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import RunProgress
 from tests.internals import FleetCursor, JobRun, LocalRun, read_pins
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
-from tests.shares import Share, dealt_out
+from tests.shares import LAYOUTS, Share, dealt_out
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 BROKEN = b"\xff\xff\xff"
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=lambda one: one.value)
 EXPIRE = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
 ORPHANS = GcRequest(kind=PlanKind.ORPHANS)
 

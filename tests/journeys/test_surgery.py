@@ -85,7 +85,7 @@ from tests.internals import (
     run_edit,
 )
 from tests.jobs import copied, listing
-from tests.shares import Share, all_but, everywhere
+from tests.shares import LAYOUTS, Share, all_but, everywhere
 from tests.surgery_jobs import (
     BEGAN,
     GENERATOR,
@@ -102,7 +102,6 @@ from tests.surgery_jobs import (
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 KEY = KeyDeletion(values=("k1",))
 SINCE = BEGAN + 48 * SECOND
 RETAIN = RetainRows(since_micros=SINCE)

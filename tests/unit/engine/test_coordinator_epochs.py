@@ -60,9 +60,9 @@ from arroyo_dagster.state.storage.store import Listing
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from arroyo_dagster.state.tables.messages import Compaction
 from tests.jobs import START, CountWords, KeepWords, SinkInto, output_of, state_of, word_job, words
+from tests.shares import LAYOUTS
 
 NOW = 1_800_000_000_000_000
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: str(layout.value))
 PROTOCOL, LEGACY = Layout.PROTOCOL, Layout.LEGACY
 
 

@@ -66,9 +66,9 @@ from tests.arroyo_jobs import (
     without_keys,
 )
 from tests.jobs import copy_into
+from tests.shares import LAYOUTS
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
-LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=[one.value for one in Layout])
 NOW = 1_900_000_000 * SECOND
 Parts = Iterable[RewriteShard | LeftOut]
 
