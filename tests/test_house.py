@@ -29,7 +29,7 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_042,
-    "cli": 9_819,
+    "cli": 9_807,
     "dataflow": 20_643,
     "engine": 4_929,
     "orchestration": 9_915,

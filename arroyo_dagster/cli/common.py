@@ -277,12 +277,15 @@ def leased(
     """
     from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 
-    def print_event(event: str) -> None:
-        click.echo(f"{paths.root}: {event}", err=True)
-
-    options = LeaseOptions(deletes=deletes, wait_seconds=wait_seconds, on_event=print_event)
+    on_event = print_lease_event(paths)
+    options = LeaseOptions(deletes=deletes, wait_seconds=wait_seconds, on_event=on_event)
     with lease(store, paths, owner, options) as held:
         yield held
+
+
+def print_lease_event(paths: JobPaths) -> Callable[[str], None]:
+    """Return a callback that prints on stderr what happens to the lease on a job."""
+    return lambda event: click.echo(f"{paths.root}: {event}", err=True)
 
 
 def open_another(url: str) -> ObjectStore:

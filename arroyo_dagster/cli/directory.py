@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -25,7 +26,23 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def directory_options(command: _F) -> _F:
-    """Add the options that configure the sources of job names and status."""
+    """Add the options that configure the sources of job names and status.
+
+    The command gets the `directory` of these sources.
+    """
+
+    @functools.wraps(command)
+    def call(
+        *args: Any, api: str | None, database: str | None, assume: Sequence[str], **options: Any
+    ) -> Any:
+        directory = directory_of_environment(api, database, assume)
+        return command(*args, directory=directory, **options)
+
+    return directory_flags(cast(_F, call))
+
+
+def directory_flags(command: _F) -> _F:
+    """Add the same options; the command gets their values as `api`, `database` and `assume`."""
     api = click.option(
         "--arroyo-api",
         "api",

@@ -12,7 +12,7 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, open_url, store_options
 from arroyo_dagster.cli.config import check_config, find_config
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
+from arroyo_dagster.cli.directory import directory_flags, directory_of_environment
 from arroyo_dagster.cli.rendering import print_json, show_progress
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.optional_packages import missing_package
@@ -23,7 +23,7 @@ from arroyo_dagster.state.operations.verify.store import CheckStatus, StoreCheck
 @click.argument("job", required=False)
 @click.option("--read-only", is_flag=True, help="Write nothing; skip the checks that need a write.")
 @click.option("--store-only", is_flag=True, help="Check the store, not this machine.")
-@directory_options
+@directory_flags
 @store_options
 def doctor(
     job: str | None,

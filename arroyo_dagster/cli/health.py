@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
+from arroyo_dagster.cli.directory import directory_options
 from arroyo_dagster.cli.rendering import (
-    finding_json,
     print_json,
     print_no_jobs,
     print_table,
@@ -18,10 +17,12 @@ from arroyo_dagster.cli.rendering import (
     show_progress,
 )
 from arroyo_dagster.cli.settings import NamedSetting, WholeNumber, named_settings
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.health import HealthLimits
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.verify import MAX_LEVEL, AuditSettings
 from arroyo_dagster.state.operations.catalog.health import HealthOptions, check_health
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import jobs_or_all
 from arroyo_dagster.state.planning.rules import AUDIT_RULES, KINDS, REACHED, RULES, job_lines
 from arroyo_dagster.state.planning.verify.fleet import PASSED, JobLine
@@ -48,9 +49,7 @@ def health(
     limits: tuple[tuple[str, Any], ...],
     url: str | None,
     as_json: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
+    directory: JobDirectory,
 ) -> None:
     """Find jobs that are damaged, late, growing or fragmented.
 
@@ -66,7 +65,6 @@ def health(
     Example:
       arroyo-state health orders/main --url s3://bucket/arroyo --level 2 --limit files=1000
     """
-    directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     jobs, unreadable = jobs_or_all(store, [job] if job else [])
     if not jobs and not unreadable and not as_json:
@@ -131,8 +129,8 @@ def _kind_json(kind: str, lines: Sequence[JobLine], partial: bool) -> Mapping[st
                 "job": line.job,
                 "result": _label(line, partial),
                 "epoch": line.epoch,
-                "finding": None if line.finding is None else finding_json(line.finding),
-                "findings": [finding_json(finding) for finding in line.findings],
+                "finding": plain_values(line.finding),
+                "findings": plain_values(line.findings),
                 "not_judged": dict(line.not_judged),
             }
             for line in lines

@@ -9,14 +9,7 @@ from typing import Any
 import click
 
 from arroyo_dagster.cli.common import main, open_to_read, store_options
-from arroyo_dagster.cli.directory import (
-    JobAnswers,
-    answer_json,
-    ask,
-    directory_of_environment,
-    directory_options,
-    notes,
-)
+from arroyo_dagster.cli.directory import JobAnswers, answer_json, ask, directory_options, notes
 from arroyo_dagster.cli.rendering import (
     age,
     format_state,
@@ -36,6 +29,7 @@ from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
 from arroyo_dagster.state.operations.catalog.epoch_summaries import EpochSummary, list_epochs
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
     find_job,
@@ -52,9 +46,7 @@ from arroyo_dagster.state.planning.restore.reads import check_root, job_watermar
 @main.command()
 @directory_options
 @store_options
-def jobs(
-    url: str | None, as_json: bool, api: str | None, database: str | None, assume: tuple[str, ...]
-) -> None:
+def jobs(url: str | None, as_json: bool, directory: JobDirectory) -> None:
     """List the jobs below the checkpoint URL.
 
     The column `maintenance` says when a job can be compacted: at any time, at rest (it is now), in
@@ -68,7 +60,6 @@ def jobs(
     Example:
       arroyo-state jobs --url s3://bucket/arroyo --arroyo-api http://localhost:5115
     """
-    directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     with show_progress(as_json=as_json) as on_progress:
         listing = list_prefixes(store)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
 
 import click
 
 from arroyo_dagster.cli.common import leased, main, open_url, store_options
-from arroyo_dagster.cli.gc.rendering import pins_json
 from arroyo_dagster.cli.rendering import clock, print_json, print_table, wait_for_deletions
 from arroyo_dagster.cli.settings import WholeNumber, settings_options
+from arroyo_dagster.state.model.garbage import JobPins
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.operations.catalog.jobs import find_any_job
@@ -43,7 +43,7 @@ def pin_command(
     paths = find_any_job(store, job)
     with leased(store, paths, "arroyo-state pin", lease_wait_seconds) as held:
         pins = pin_epoch(held, paths, Epoch(epoch), reason=reason, sleep=wait_for_deletions)
-    _print_pins(pins_json(pins), as_json)
+    _print_pins(pins, as_json)
 
 
 @main.command("unpin")
@@ -64,20 +64,21 @@ def unpin_command(
     paths = find_any_job(store, job)
     with leased(store, paths, "arroyo-state unpin", lease_wait_seconds) as held:
         pins = unpin_epochs(held, paths, [Epoch(epoch)])
-    _print_pins(pins_json(pins), as_json)
+    _print_pins(pins, as_json)
 
 
-def _print_pins(pins: list[dict[str, Any]], as_json: bool) -> None:
+def _print_pins(found: JobPins, as_json: bool) -> None:
+    pins = [pin for pin in found.pins if not pin.released]
     if as_json:
-        print_json(pins)
+        documents = [asdict(pin) for pin in pins]
+        for document in documents:
+            del document["released"]
+        print_json(documents)
         return
     if not pins:
         click.echo("no epoch is pinned")
         return
     print_table(
         ("epoch", "pinned", "by", "reason"),
-        [
-            (pin["epoch"], clock(pin["pinned_at_micros"]), pin["owner"], pin["reason"])
-            for pin in pins
-        ],
+        [(pin.epoch, clock(pin.pinned_at_micros), pin.owner, pin.reason) for pin in pins],
     )

@@ -23,7 +23,6 @@ from arroyo_dagster.state.model.units import DURATIONS
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.checkpoints import Checkpoint
-    from arroyo_dagster.state.planning.verify.findings import Finding
     from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -69,11 +68,6 @@ def report(problems: Sequence[ArroyoStateError | None]) -> None:
         print_error(problem)
     if errors:
         click.get_current_context().exit(exit_code(errors))
-
-
-def print_lease_event(paths: JobPaths) -> Callable[[str], None]:
-    """Return a callback that prints on stderr what happens to the lease on a job."""
-    return lambda event: click.echo(f"{paths.root}: {event}", err=True)
 
 
 def format_state(state: str | None, problem: ArroyoStateError | None) -> str | None:
@@ -176,16 +170,6 @@ def sleep_until_quiet(paths: JobPaths) -> Callable[[float], None]:
 wait_for_deletions = sleep_beside(
     "the epoch is outside its job's retention: waiting {} seconds for deletions in flight"
 )
-
-
-def finding_json(one: Finding) -> dict[str, str]:
-    return {
-        "severity": one.severity.value,
-        "code": one.code,
-        "object": one.object,
-        "evidence": one.evidence,
-        "next_step": one.next_step,
-    }
 
 
 def seconds(checkpoint: Checkpoint) -> float:

@@ -8,12 +8,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from arroyo_dagster.cli.common import (
-    if_interrupted,
-    main,
-    open_url,
-    store_options,
-)
+from arroyo_dagster.cli.common import if_interrupted, main, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json, seconds
 from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
 from arroyo_dagster.cli.spark import print_choice, spark_options

@@ -20,7 +20,6 @@ from arroyo_dagster.cli.directory import (
     about,
     answer_json,
     ask,
-    directory_of_environment,
     directory_options,
     notes,
 )
@@ -44,6 +43,7 @@ from arroyo_dagster.state.model.units import format_bytes, plural
 from arroyo_dagster.state.operations.catalog import query
 from arroyo_dagster.state.operations.catalog.epoch_summaries import version_error
 from arroyo_dagster.state.operations.catalog.hash_variant import HashEvidence, find_hash_variant
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage import ObjectStore
@@ -65,9 +65,7 @@ def show(
     parallelism: int | None,
     url: str | None,
     as_json: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
+    directory: JobDirectory,
 ) -> None:
     """Print a job: operators, tables, positions, watermarks, lease, pins, size, cost of a restore.
 
@@ -81,7 +79,6 @@ def show(
     Example:
       arroyo-state show orders/main 42 --url s3://bucket/arroyo
     """
-    directory = directory_of_environment(api, database, assume)
     store = open_to_read(url)
     paths = find_job(store, job)
     description = query.describe_epoch(store, paths, epoch)

@@ -11,7 +11,6 @@ import click
 
 from arroyo_dagster.cli.common import EXIT_FINDINGS, main, open_to_read, store_options
 from arroyo_dagster.cli.rendering import (
-    finding_json,
     print_json,
     print_table,
     print_text,
@@ -178,7 +177,7 @@ def _verdict_json(found: JobVerdict, steps: Sequence[WayOut]) -> dict[str, Any]:
         "passed": found.passed,
         "looked_at": found.verdict.inspected,
         "epochs": list(found.epochs),
-        "findings": [finding_json(finding) for finding in found.verdict.findings],
+        "findings": plain_values(found.verdict.findings),
         "restore": [_restore_json(restored) for restored in found.restore],
         "engines": plain_values(found.engines),
         "rollback_to": next((step.rollback_to for step in steps if step.rollback_to), None),

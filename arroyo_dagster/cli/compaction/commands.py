@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import open_to_read, open_url, print_lease_event, store_options
 from arroyo_dagster.cli.compaction.group import compact
 from arroyo_dagster.cli.compaction.rewrite import (
     arroyo_options,
@@ -19,10 +19,9 @@ from arroyo_dagster.cli.compaction.rewrite import (
     rewrite_json,
     runner,
 )
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
+from arroyo_dagster.cli.directory import directory_options
 from arroyo_dagster.cli.rendering import (
     print_json,
-    print_lease_event,
     print_no_jobs,
     print_table,
     print_text,
@@ -296,8 +295,7 @@ def _listed_together(store: ObjectStore, jobs: Sequence[JobPaths]) -> dict[JobPa
 def _plan_rewrite(
     store: ObjectStore, paths: JobPaths, given: dict[str, Any], on_progress: OnProgress
 ) -> RewriteOutcome:
-    directory = directory_of_environment(given["api"], given["database"], given["assume"])
-    plan = plan_rewrite(store, paths, directory, _settings(given), on_progress=on_progress)
+    plan = plan_rewrite(store, paths, given["directory"], _settings(given), on_progress=on_progress)
     return RewriteOutcome.of_plan(plan)
 
 
@@ -309,14 +307,13 @@ def _rewrite(
     *,
     spark: SparkSettings | None,
 ) -> RewriteOutcome:
-    directory = directory_of_environment(given["api"], given["database"], given["assume"])
     rewrite_options = replace(
         options,
         run=runner(spark),
         quiet_seconds=given["quiet_seconds"],
         sleep=sleep_until_quiet(paths),
     )
-    return run_rewrite(store, paths, directory, _settings(given), rewrite_options)
+    return run_rewrite(store, paths, given["directory"], _settings(given), rewrite_options)
 
 
 def _compact(

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import click
 
-from arroyo_dagster.cli.common import open_to_read, open_url, store_options
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
+from arroyo_dagster.cli.common import open_to_read, open_url, print_lease_event, store_options
+from arroyo_dagster.cli.directory import directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.rendering import outcome_json, print_outcome
-from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
+from arroyo_dagster.cli.rendering import print_json, show_progress
 from arroyo_dagster.cli.settings import FiniteRange, setting_option, settings_options
 from arroyo_dagster.cli.spark import session_of, spark_options
 from arroyo_dagster.errors import InputError
@@ -117,13 +117,12 @@ def _asked(kind: str, given: Mapping[str, Any], plan: GcPlan | None = None) -> G
     purge = rule.get("purge_after_micros", PURGE_MICROS)
     if given["purge_after_micros"] is not None:
         purge = settings_from(OrphanSettings, given).purge_after_micros
-    directory = directory_of_environment(given["api"], given["database"], given["assume"])
     return GcRequest(
         kind=plan_kind,
         retention=retention,
         grace_micros=grace,
         purge_after_micros=purge,
-        directory=directory,
+        directory=given["directory"],
         unreadable=given["unreadable"] or UNREADABLE in rule,
     )
 

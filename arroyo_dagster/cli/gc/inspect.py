@@ -7,7 +7,7 @@ import datetime as dt
 import click
 
 from arroyo_dagster.cli.common import open_to_read, store_options
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
+from arroyo_dagster.cli.directory import directory_options
 from arroyo_dagster.cli.gc.group import gc
 from arroyo_dagster.cli.gc.rendering import explained_lines, print_reasons, reasons_json
 from arroyo_dagster.cli.rendering import clock, print_json
@@ -15,6 +15,7 @@ from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.garbage import GraceSettings, PlanKind
 from arroyo_dagster.state.model.settings import settings_from
 from arroyo_dagster.state.model.units import format_bytes
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import list_jobs
 
 
@@ -28,9 +29,7 @@ def explain(
     grace_micros: dt.timedelta,
     url: str | None,
     as_json: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
+    directory: JobDirectory,
 ) -> None:
     """Explain why an object stays or may be deleted. For a directory (PATH ends in /), sum up by
     reason.
@@ -51,7 +50,6 @@ def explain(
     store = open_to_read(url)
     path = path.removeprefix(f"{store.url.rstrip('/')}/")
     paths = job_of_path(list_jobs(store), path)
-    directory = directory_of_environment(api, database, assume)
     grace = settings_from(GraceSettings, {"grace_micros": grace_micros})
     request = GcRequest(kind=PlanKind.ORPHANS, grace_micros=grace.grace_micros, directory=directory)
     if path.endswith("/") or path.rstrip("/") == paths.root:

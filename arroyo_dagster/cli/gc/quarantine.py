@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
 
-from arroyo_dagster.cli.common import leased, open_to_read, open_url, store_options
+from arroyo_dagster.cli.common import (
+    leased,
+    open_to_read,
+    open_url,
+    print_lease_event,
+    store_options,
+)
 from arroyo_dagster.cli.gc.group import gc
-from arroyo_dagster.cli.gc.rendering import moved_json
 from arroyo_dagster.cli.rendering import (
     clock,
     print_json,
-    print_lease_event,
     print_table,
     show_progress,
     wait_for_deletions,
@@ -88,7 +93,7 @@ def undelete_command(
             )
             moved = _restored(store, paths, quarantine, options, spark)
     if as_json:
-        print_json({"done": yes, "objects": [moved_json(file) for file in moved]})
+        print_json({"done": yes, "objects": [asdict(file) for file in moved]})
         return
     size = format_bytes(sum(file.size_bytes for file in moved))
     came = ("was" if len(moved) == 1 else "were") if yes else "would be"

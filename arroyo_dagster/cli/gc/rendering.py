@@ -10,7 +10,7 @@ import click
 from arroyo_dagster.cli.rendering import print_table, print_text
 from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.codec.gc import gc_plan_to_json
-from arroyo_dagster.state.model.garbage import GcPlan, JobPins, Moved, PlanKind
+from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
 from arroyo_dagster.state.model.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -122,25 +122,3 @@ def explained_lines(found: Explained) -> Iterator[str]:
 
 def _verdict(reason: Reason) -> str:
     return "may be deleted" if reason.goes else "stays"
-
-
-def moved_json(one: Moved) -> dict[str, Any]:
-    return {
-        "path": one.path,
-        "copy": one.copy,
-        "size_bytes": one.size_bytes,
-        "digest": one.digest,
-    }
-
-
-def pins_json(found: JobPins) -> list[dict[str, Any]]:
-    return [
-        {
-            "epoch": pin.epoch,
-            "owner": pin.owner,
-            "pinned_at_micros": pin.pinned_at_micros,
-            "reason": pin.reason,
-        }
-        for pin in found.pins
-        if not pin.released
-    ]

@@ -58,23 +58,60 @@ def loading_options(command: _F) -> _F:
     return also(prod(typing.cast(_F, call)))
 
 
-def function_options(command: _F) -> _F:
-    """Add `--bind` and `--env`, for every subcommand that runs functions."""
-    bind = click.option(
-        "--bind",
-        "functions",
-        multiple=True,
-        metavar="NAME=MODULE:FUNCTION",
-        help="The Python function for a function whose body is in another language.",
-    )
-    env = click.option(
-        "-e",
-        "--env",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Environment variables of functions.",
-    )
-    return bind(env(command))
+def binding_options(*roles: str) -> Callable[[_F], _F]:
+    """Add `--bindings`, `--bind`, `--env`, and an option for each role of topics: source, sink.
+
+    The command gets `bound`: the bindings of flags, and those of the file that no flag gives.
+    Sources of the file are left out where the command has no option for them.
+    """
+    listed = ", ".join([*(f"{role}s" for role in roles), "functions and env"])
+    left_out = {0: ", no topics", 1: "; its sources are not read"}.get(len(roles), "")
+    places = {"source": "come from", "sink": "go"}
+
+    def add(command: _F) -> _F:
+        @functools.wraps(command)
+        def call(
+            *args: Any,
+            functions: Sequence[str],
+            env: Sequence[str],
+            bindings: str | None,
+            **options: Any,
+        ) -> Any:
+            topics = {role: options.pop(f"{role}s") for role in roles}
+            bound = _bindings(topics, functions, env, bindings)
+            if "source" not in roles:
+                bound = replace(bound, sources={})
+            return command(*args, bound=bound, **options)
+
+        bind = click.option(
+            "--bind",
+            "functions",
+            multiple=True,
+            metavar="NAME=MODULE:FUNCTION",
+            help="The Python function for a function whose body is in another language.",
+        )
+        variables = click.option(
+            "-e",
+            "--env",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Environment variables of functions.",
+        )
+        file = click.option(
+            "--bindings", metavar="FILE", help=f"Read {listed} from this YAML file{left_out}."
+        )
+        with_options = file(bind(variables(typing.cast(_F, call))))
+        for role in reversed(roles):
+            with_options = click.option(
+                f"--{role}",
+                f"{role}s",
+                multiple=True,
+                metavar="TOPIC=KIND:PATH",
+                help=f"Where a topic's records {places[role]}.",
+            )(with_options)
+        return with_options
+
+    return add
 
 
 keep_epochs_option = click.option(
@@ -118,22 +155,20 @@ def error_options(default: str) -> Callable[[_F], _F]:
     return add
 
 
-def binding_flags(
-    sources: Sequence[str],
-    sinks: Sequence[str],
+def _bindings(
+    topics: Mapping[str, Sequence[str]],
     functions: Sequence[str],
     env: Sequence[str],
-    file: str | None = None,
+    file: str | None,
 ) -> BindingsText:
-    """Return the bindings of flags, and those of a bindings file that no flag gives."""
     bound = {
-        role: [parse_binding(text, role) for text in texts]
-        for role, texts in (("source", sources), ("sink", sinks))
+        role: [parse_binding(text, role) for text in topics.get(role, ())]
+        for role in ("source", "sink")
     }
     for role, bindings in bound.items():
-        topics = [binding.topic for binding in bindings]
-        for topic in topics:
-            if topics.count(topic) > 1:
+        names = [binding.topic for binding in bindings]
+        for topic in names:
+            if names.count(topic) > 1:
                 raise InputError(f"topic bound twice: two {role}s of one topic", topic=topic)
     flags = BindingsText(
         sources={binding.topic: binding for binding in bound["source"]},

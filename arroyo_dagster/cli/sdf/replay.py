@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -13,31 +12,24 @@ from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
-    binding_flags,
+    binding_options,
     check_bound,
     check_functions,
     error_options,
-    function_options,
     keep_epochs_option,
     loading_options,
     parallelism_option,
 )
 from arroyo_dagster.cli.sdf.group import sdf
-from arroyo_dagster.cli.sdf.run import (
-    failed_counts,
-    finish_run,
-    print_epoch,
-    run_pipelines,
-    spark_topics,
-    stopping,
-)
+from arroyo_dagster.cli.sdf.running import ServiceRun
 from arroyo_dagster.cli.spark import spark_options
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
-from arroyo_dagster.dataflow.in_process import DataflowOptions, DataflowOutcome
+from arroyo_dagster.dataflow.in_process import DataflowOptions
 from arroyo_dagster.dataflow.runtime.letters import Letter
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, RunOptions
+from arroyo_dagster.dataflow.topics.bindings import BindingsText
 from arroyo_dagster.dataflow.topics.replay import ServiceReplay, build_replay, plan_replay
-from arroyo_dagster.dataflow.topics.wiring import Letters, wire
+from arroyo_dagster.dataflow.topics.wiring import Letters
 from arroyo_dagster.dataflow.views.rendering import borderless
 from arroyo_dagster.spark.settings import SparkSettings
 
@@ -51,15 +43,7 @@ from arroyo_dagster.spark.settings import SparkSettings
     help="Also replay records of which parts had effects. These parts then count twice.",
 )
 @click.option("--dry-run", is_flag=True, help="List the dead letters that wait; process nothing.")
-@click.option(
-    "--sink", "sinks", multiple=True, metavar="TOPIC=KIND:PATH", help="Where a topic's records go."
-)
-@click.option(
-    "--bindings",
-    metavar="FILE",
-    help="Read sinks, functions and env from this YAML file; its sources are not read.",
-)
-@function_options
+@binding_options("sink")
 @keep_epochs_option
 @error_options(DEAD_LETTER)
 @parallelism_option
@@ -71,18 +55,12 @@ def replay(
     service: str | None,
     partial: bool,
     dry_run: bool,
-    sinks: Sequence[str],
-    bindings: str | None,
-    functions: Sequence[str],
-    env: Sequence[str],
-    keep_epochs: int,
-    on_error: str,
-    max_errors: int | None,
-    parallelism: int,
+    bound: BindingsText,
     spark: SparkSettings | None,
     reading: Mapping[str, bool],
     url: str | None,
     as_json: bool,
+    **running: Any,
 ) -> None:
     """Process the records again that failed in runs with `--on-error dead-letter`.
 
@@ -98,7 +76,6 @@ def replay(
     Example:
       arroyo-state sdf replay dataflow.yaml --bindings bindings.yaml
     """
-    bound = replace(binding_flags((), sinks, functions, env, bindings), sources={})
     dataflow, packages = load_dataflow(file, **reading)
     store = open_to_read(url) if dry_run else open_url(url)
     replays = plan_replay(dataflow, store, service=service, partial=partial)
@@ -109,26 +86,18 @@ def replay(
     check_bound(dataflow, packages, bound.functions)
     _print_left(replays)
     allow_functions(file)
-    outside = spark_topics(store, spark, None)
-    wired = wire(
-        dataflow,
+    options = RunOptions(**running)
+    services = ServiceRun(
+        (dataflow, packages),
         bound,
         store,
-        packages=packages,
-        outside=outside,
-        letters=Letters(written=on_error == DEAD_LETTER, replayed=True),
+        letters=Letters(written=options.on_error == DEAD_LETTER, replayed=True),
+        spark=spark,
     )
-    options = RunOptions(
-        parallelism=parallelism, keep_epochs=keep_epochs, on_error=on_error, max_errors=max_errors
+    pipelines = build_replay(
+        dataflow, store, replays, bindings=services.wired.bindings, options=options
     )
-    pipelines = build_replay(dataflow, store, replays, bindings=wired.bindings, options=options)
-    failed_before = failed_counts(store, dataflow)
-    with stopping() as stop:
-        outcome = DataflowOutcome(rounds=0, epochs={}, ended=True)
-        if pipelines:
-            run_options = DataflowOptions(until_idle=True, stop=stop, on_epoch=print_epoch)
-            outcome = run_pipelines(pipelines, store, wired, run_options, spark, outside)
-    finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
+    services.carry_out(pipelines, DataflowOptions(until_idle=True), as_json=as_json)
 
 
 def _print_left(replays: Sequence[ServiceReplay]) -> None:

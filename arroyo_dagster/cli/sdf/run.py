@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from arroyo_dagster.cli.common import (
-    EXIT_SKIPPED,
-    open_url,
-    print_error,
-    private_option,
-    store_options,
-)
-from arroyo_dagster.cli.rendering import print_json
+from arroyo_dagster.cli.common import open_url, print_error, private_option, store_options
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
-    binding_flags,
+    binding_options,
     check_bound,
     check_functions,
     error_options,
-    function_options,
     keep_epochs_option,
     loading_options,
     parallelism_option,
@@ -41,52 +30,34 @@ from arroyo_dagster.cli.sdf.inspect import (
     print_namespaces,
     sql_mode,
 )
+from arroyo_dagster.cli.sdf.running import AnswerBeside, ServiceRun
 from arroyo_dagster.cli.settings import FiniteRange, WholeNumber
-from arroyo_dagster.cli.spark import print_choice, spark_options
-from arroyo_dagster.dataflow.definition.definition import Dataflow
+from arroyo_dagster.cli.spark import spark_options
+from arroyo_dagster.dataflow.definition.definition import Dataflow, Package
 from arroyo_dagster.dataflow.definition.loading import load_dataflow
-from arroyo_dagster.dataflow.in_process import (
-    DataflowOptions,
-    DataflowOutcome,
-    run_dataflow,
-)
+from arroyo_dagster.dataflow.in_process import DataflowOptions
 from arroyo_dagster.dataflow.revisions.migrate import migrate as migrate_services
 from arroyo_dagster.dataflow.runtime.service import DEAD_LETTER, SKIP, RunOptions, build_dataflow
 from arroyo_dagster.dataflow.topics.bindings import BindingsText
 from arroyo_dagster.dataflow.topics.pipe import ByteStream
-from arroyo_dagster.dataflow.topics.wiring import Letters, Wired, wire
+from arroyo_dagster.dataflow.topics.wiring import Letters
 from arroyo_dagster.dataflow.views.namespaces import CliError, Namespaces
-from arroyo_dagster.dataflow.views.rendering import borderless, table_text
+from arroyo_dagster.dataflow.views.rendering import table_text
 from arroyo_dagster.dataflow.views.view import Views
-from arroyo_dagster.engine.pipeline import Pipeline
-from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError
+from arroyo_dagster.errors import ArroyoStateError, InputError
 from arroyo_dagster.spark.settings import SparkSettings
-from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.planning.privacy import PrivateColumns
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
-    from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
+    pass
 
 _ENDLESS_INTERVAL = 1.0
 
 
 @sdf.command()
 @click.argument("file", type=click.Path())
-@click.option(
-    "--source",
-    "sources",
-    multiple=True,
-    metavar="TOPIC=KIND:PATH",
-    help="Where a topic's records come from.",
-)
-@click.option(
-    "--sink", "sinks", multiple=True, metavar="TOPIC=KIND:PATH", help="Where a topic's records go."
-)
-@click.option(
-    "--bindings", metavar="FILE", help="Read sources, sinks, functions and env from this YAML file."
-)
-@function_options
+@binding_options("source", "sink")
 @click.option(
     "--epochs", type=WholeNumber(1), help="Stop with a checkpoint after this many epochs."
 )
@@ -124,27 +95,18 @@ _ENDLESS_INTERVAL = 1.0
 @store_options
 def run(
     file: str,
-    sources: Sequence[str],
-    sinks: Sequence[str],
-    bindings: str | None,
-    functions: Sequence[str],
-    env: Sequence[str],
+    bound: BindingsText,
     epochs: int | None,
     until_idle: bool,
     interval: float | None,
-    keep_epochs: int,
-    on_error: str,
-    max_errors: int | None,
-    flush_open: bool,
     prompting: bool,
     private: PrivateColumns,
-    migrate: bool,
-    parallelism: int,
     spark: SparkSettings | None,
     spark_checkpoint: str | None,
     reading: Mapping[str, bool],
     url: str | None,
     as_json: bool,
+    **running: Any,
 ) -> None:
     """Run the services of a dataflow, in process or on Spark, each from its newest checkpoint.
 
@@ -171,71 +133,58 @@ def run(
     Example:
       arroyo-state sdf run dataflow.yaml --source words=jsonl:words/ --until-idle
     """
-    bound = binding_flags(sources, sinks, functions, env, bindings)
     if prompting and (spark is not None or _is_piped(bound)):
         raise click.UsageError(
             "--prompt: not with --spark, nor with a topic that stdin is bound to"
         )
+    dataflow, packages = _load(file, reading, bound)
+    allow_functions(file)
+    store = open_url(url)
+    options = RunOptions(**running)
+    services = ServiceRun(
+        (dataflow, packages),
+        bound,
+        store,
+        letters=Letters(written=options.on_error == DEAD_LETTER),
+        spark=spark,
+        spark_checkpoint=spark_checkpoint,
+        stdin=open_stdin() if _is_piped(bound) else None,
+    )
+    _print_unbound(services.wired.unbound)
+    if options.migrate:
+        _migrate(dataflow, store)
+    pipelines = build_dataflow(dataflow, store, bindings=services.wired.bindings, options=options)
+    pace = DataflowOptions(
+        max_rounds=epochs, until_idle=until_idle, interval_seconds=_interval(interval, bound)
+    )
+    answering: AnswerBeside = nullcontext
+    if prompting:
+        answering = StatePrompt(store, dataflow, private, as_json=as_json).answering
+    follow = _is_endless(bound) and not until_idle
+    services.carry_out(pipelines, pace, as_json=as_json, follow=follow, answering=answering)
+
+
+def _load(
+    file: str, reading: Mapping[str, bool], bound: BindingsText
+) -> tuple[Dataflow, Mapping[str, Package]]:
+    """Load a definition of which every function can run, and print its warnings."""
     dataflow, packages = load_dataflow(file, **reading)
     dataflow = check_functions(file, dataflow, packages)
     check_bound(dataflow, packages, bound.functions)
     for warning in dataflow.warnings:
         if warning.number != "E26":  # a function that is not bound is an error here
             click.echo(f"warning {warning.number} {warning.place}{warning.message}", err=True)
-    allow_functions(file)
-    store = open_url(url)
-    stdin = open_stdin() if _is_piped(bound) else None
-    outside = spark_topics(store, spark, spark_checkpoint)
-    wired = wire(
-        dataflow,
-        bound,
-        store,
-        packages=packages,
-        stdin=stdin,
-        outside=outside,
-        letters=Letters(written=on_error == DEAD_LETTER),
-    )
-    for topic in wired.unbound:
+    return dataflow, packages
+
+
+def _print_unbound(topics: Sequence[str]) -> None:
+    for topic in topics:
         click.echo(
             f"topic {topic} has no sink; to print its records: --sink {topic}=stdout", err=True
         )
-    if migrate:
-        migrate_states(dataflow, store)
-    pipelines = build_dataflow(
-        dataflow,
-        store,
-        bindings=wired.bindings,
-        options=RunOptions(
-            parallelism=parallelism,
-            keep_epochs=keep_epochs,
-            on_error=on_error,
-            max_errors=max_errors,
-            migrate=migrate,
-            flush_open=flush_open,
-        ),
-    )
-    pace = _interval(interval, bound)
-    failed_before = failed_counts(store, dataflow)
-    with stopping() as stopped, contextlib.ExitStack() as stack:
-        for pipe in wired.pipes.values():
-            stack.callback(pipe.close)
-        stop = stopped
-        if prompting:
-            prompt = StatePrompt(store, dataflow, private, as_json=as_json)
-            stop = stack.enter_context(prompt.answering(stopped))
-        options = DataflowOptions(
-            max_rounds=epochs,
-            until_idle=until_idle,
-            interval_seconds=pace,
-            stop=stop,
-            on_epoch=print_epoch,
-        )
-        follow = _is_endless(bound) and not until_idle
-        outcome = run_pipelines(pipelines, store, wired, options, spark, outside, follow=follow)
-    finish_run(dataflow, store, outcome, failed_before, on_error, as_json=as_json)
 
 
-def migrate_states(dataflow: Dataflow, store: ObjectStore) -> None:
+def _migrate(dataflow: Dataflow, store: ObjectStore) -> None:
     """Carry stored states over to the definition, and print what was done to stderr."""
     for plan, epoch in migrate_services(dataflow, store):
         job = f"{dataflow.pipeline}/{plan.service}"
@@ -246,52 +195,6 @@ def migrate_states(dataflow: Dataflow, store: ObjectStore) -> None:
             "change, stays pinned",
             err=True,
         )
-
-
-def spark_topics(
-    store: ObjectStore, spark: SparkSettings | None, location: str | None
-) -> SparkTopics | None:
-    """Return the topics of a run on Spark; None = it runs in this process."""
-    if spark is None:
-        if location:
-            raise click.UsageError("--spark-checkpoint: only with --spark")
-        return None
-    from arroyo_dagster.spark.engine.dataflow.topics import SparkTopics
-
-    return SparkTopics(store, location)
-
-
-def run_pipelines(
-    pipelines: Sequence[Pipeline],
-    store: ObjectStore,
-    wired: Wired,
-    options: DataflowOptions,
-    spark: SparkSettings | None,
-    topics: SparkTopics | None,
-    *,
-    follow: bool = False,
-) -> DataflowOutcome:
-    """Run pipelines in this process, or on Spark, where `follow` says whether to wait for more."""
-    if spark is None or topics is None:
-        return run_dataflow(pipelines, store, options, between=wired.between)
-    from arroyo_dagster.spark.engine.dataflow.pipelines import run_pipelines as run_on_spark
-    from arroyo_dagster.spark.engine.pipeline import SparkOptions
-
-    return run_on_spark(
-        pipelines,
-        store,
-        SparkOptions(
-            follow=follow,
-            spark=spark,
-            on_spark=print_choice,
-            interval_seconds=options.interval_seconds,
-            max_epochs=options.max_rounds,
-        ),
-        topics=topics,
-        between=wired.between,
-        stop=options.stop,
-        on_epoch=options.on_epoch,
-    )
 
 
 def _is_piped(given: BindingsText) -> bool:
@@ -313,108 +216,6 @@ def _is_endless(given: BindingsText) -> bool:
         or (source.kind == "rate" and "limit" not in source.options)
         for source in given.sources.values()
     )
-
-
-@contextlib.contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Stop on Ctrl-C or SIGTERM with a last checkpoint; a second signal kills the process."""
-    signals: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        signals.append(number)
-        for other in before:
-            signal.signal(other, signal.SIG_DFL)
-        click.echo("stopping with a last checkpoint", err=True)
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield lambda: bool(signals)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def print_epoch(pipeline: Pipeline, checkpoint: Checkpoint) -> None:
-    """Print an epoch to stderr, as records may go to stdout."""
-    click.echo(f"{pipeline.job}: epoch {checkpoint.epoch}", err=True)
-
-
-def _metrics(store: ObjectStore, dataflow: Dataflow) -> list[tuple[str, dict[str, Any]]]:
-    return [
-        (ns.name.removesuffix("/metrics"), dict(zip(ns.names, row.values, strict=True)))
-        for ns in Namespaces(store, dataflow).metrics()
-        for row in ns.rows
-    ]
-
-
-def failed_counts(store: ObjectStore, dataflow: Dataflow) -> dict[str, int]:
-    """Return how often each step has failed since the job began, by `service/step`."""
-    try:
-        return {name: values["failed"] for name, values in _metrics(store, dataflow)}
-    except FormatError:
-        return {}  # the start reports what is wrong with the newest epoch
-
-
-def finish_run(
-    dataflow: Dataflow,
-    store: ObjectStore,
-    outcome: DataflowOutcome,
-    failed_before: Mapping[str, int],
-    on_error: str,
-    *,
-    as_json: bool,
-) -> None:
-    """Print the outcome of the run to stderr, as records may go to stdout; print JSON to stdout.
-
-    Exit with `EXIT_SKIPPED` if records failed in the run.
-    """
-    counted = _metrics(store, dataflow)
-    failed = {
-        name: values["failed"] - failed_before.get(name, 0)
-        for name, values in counted
-        if values["failed"] > failed_before.get(name, 0)
-    }
-    _print_outcome(dataflow, outcome, counted, failed, on_error, as_json=as_json)
-    if failed:
-        click.get_current_context().exit(EXIT_SKIPPED)
-
-
-def _print_outcome(
-    dataflow: Dataflow,
-    outcome: DataflowOutcome,
-    counted: Sequence[tuple[str, Mapping[str, Any]]],
-    failed: Mapping[str, int],
-    on_error: str,
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        print_json(
-            {
-                "dataflow": dataflow.name,
-                "rounds": outcome.rounds,
-                "epochs": outcome.epochs,
-                "ended": outcome.ended,
-                "failed": dict(failed),
-                "metrics": dict(counted),
-            }
-        )
-        return
-    columns = ("succeeded", "failed", "dropped_late", "expired")
-    lines = [[name, *(str(values.get(key, 0)) for key in columns)] for name, values in counted]
-    click.echo(borderless(["Since the job began", *columns], lines), err=True)
-    if failed:
-        listed = ", ".join(f"{name} {count}" for name, count in failed.items())
-        where = (
-            "`sdf replay` processes them again"
-            if on_error == DEAD_LETTER
-            else "they were skipped; to keep such records: --on-error dead-letter"
-        )
-        click.echo(f"failed in this run: {listed}; {where}", err=True)
-    why = "every source has ended" if outcome.ended else "the next run continues from there"
-    counts = [f"{service} {count}" for service, count in outcome.epochs.items()]
-    click.echo(f"{dataflow.name}: epochs written: {', '.join(counts) or 'none'}; {why}", err=True)
 
 
 # ---- the prompt of `sdf run --prompt`: read states while the dataflow runs in this process -------

@@ -15,11 +15,10 @@ from arroyo_dagster.cli.lazy import LazyGroup
 from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.sdf.files import (
     allow_functions,
-    binding_flags,
+    binding_options,
     check_bound,
     check_functions,
     check_tests,
-    function_options,
     loading_options,
 )
 from arroyo_dagster.cli.sdf.group import sdf
@@ -30,7 +29,7 @@ from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.testing.runner import MISSING, Trial
 from arroyo_dagster.dataflow.testing.section import TestOutcome
 from arroyo_dagster.dataflow.testing.suite import run_tests
-from arroyo_dagster.dataflow.topics.bindings import parse_function
+from arroyo_dagster.dataflow.topics.bindings import BindingsText, parse_function
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.model.json_fields import parse_json
 from arroyo_dagster.state.storage.local_documents import read_document, read_stream
@@ -68,18 +67,13 @@ def _bind_option(command: Any) -> Any:
 @test.command("section", hidden=True)
 @click.argument("file", type=click.Path(), required=False)
 @click.option("--only", multiple=True, metavar="NAME", help="Run only tests of this name.")
-@click.option(
-    "--bindings", metavar="FILE", help="Read functions and env from this YAML file, no topics."
-)
-@function_options
+@binding_options()
 @loading_options
 @json_option
 def test_section(
     file: str | None,
     only: Sequence[str],
-    bindings: str | None,
-    functions: Sequence[str],
-    env: Sequence[str],
+    bound: BindingsText,
     reading: Mapping[str, bool],
     as_json: bool,
 ) -> None:
@@ -95,7 +89,6 @@ def test_section(
       arroyo-state sdf test dataflow.yaml
     """
     path = file or (PACKAGE_HERE if Path(PACKAGE_HERE).is_file() else DATAFLOW_HERE)
-    bound = binding_flags((), (), functions, env, bindings)
     document, packages = load_with_packages(path, **reading)
     tests = check_tests(path, document, packages, only)
     if not tests:

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 
 import click
 
-from arroyo_dagster.cli.rendering import print_json, print_lease_event, sleep_until_quiet
+from arroyo_dagster.cli.common import print_lease_event
+from arroyo_dagster.cli.rendering import print_json, sleep_until_quiet
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.cli.surgery.group import edit
 from arroyo_dagster.cli.surgery.options import edit_options, opened

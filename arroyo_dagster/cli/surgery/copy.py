@@ -10,10 +10,12 @@ from arroyo_dagster.cli.common import (
     open_another,
     open_to_read,
     open_url,
+    print_lease_event,
     store_options,
 )
-from arroyo_dagster.cli.rendering import print_json, print_lease_event, show_progress
+from arroyo_dagster.cli.rendering import print_json, show_progress
 from arroyo_dagster.cli.settings import settings_options
+from arroyo_dagster.cli.surgery.options import approval_options
 from arroyo_dagster.state.model.leases import LeaseSettings
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome
 from arroyo_dagster.state.model.units import format_bytes, plural
@@ -25,12 +27,7 @@ from arroyo_dagster.state.storage.wrappers import WriteProtected
 @main.command()
 @click.argument("job")
 @click.argument("to_url", metavar="URL")
-@click.option("--yes", is_flag=True, help="Copy. Without it, print the plan.")
-@click.option(
-    "--approve",
-    metavar="DIGEST",
-    help="With --yes: execute only the plan with this digest, which the dry run printed.",
-)
+@approval_options("Copy. Without it, print the plan.")
 @settings_options(LeaseSettings)
 @store_options
 def copy(
@@ -53,8 +50,6 @@ def copy(
     Example:
       arroyo-state copy orders/main s3://other/arroyo --url s3://bucket/arroyo
     """
-    if approve is not None and not yes:
-        raise click.UsageError("--approve needs --yes")
     source = open_url(url) if yes else open_to_read(url)
     target = open_another(to_url)
     paths, epoch = find_job_and_epoch(source, job)

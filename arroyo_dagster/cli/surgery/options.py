@@ -9,7 +9,6 @@ import click
 
 from arroyo_dagster.cli.common import open_to_read, open_url, store_options
 from arroyo_dagster.cli.compaction.rewrite import arroyo_options
-from arroyo_dagster.cli.directory import directory_of_environment
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.leases import LeaseSettings
@@ -22,14 +21,26 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def edit_options(command: _F) -> _F:
     """Add what all edits take: approval, sources of the job's status, the lease and the store."""
-    yes = click.option("--yes", is_flag=True, help="Execute the plan. Without it, print it only.")
+    shared = store_options(arroyo_options(settings_options(LeaseSettings)(command)))
+    return approval_options("Execute the plan. Without it, print it only.")(shared)
+
+
+def approval_options(text: str) -> Callable[[_F], _F]:
+    """Add `--yes`, whose help is `text`, and `--approve`, which goes with it only."""
+
+    def check(ctx: click.Context, _: click.Parameter, digest: str | None) -> str | None:
+        if digest is not None and not ctx.params["yes"]:
+            raise click.UsageError("--approve needs --yes")
+        return digest
+
+    yes = click.option("--yes", is_flag=True, is_eager=True, help=text)
     approve = click.option(
         "--approve",
         metavar="DIGEST",
+        callback=check,
         help="With --yes: execute only the plan with this digest, which the dry run printed.",
     )
-    shared = store_options(arroyo_options(settings_options(LeaseSettings)(command)))
-    return yes(approve(shared))
+    return lambda command: yes(approve(command))
 
 
 def opened(
@@ -42,8 +53,5 @@ def opened(
     Args:
         find: finds the job by its name.
     """
-    if given["approve"] is not None and not given["yes"]:
-        raise click.UsageError("--approve needs --yes")
     store = open_url(given["url"]) if given["yes"] else open_to_read(given["url"])
-    directory = directory_of_environment(given["api"], given["database"], given["assume"])
-    return store, find(store, job), directory
+    return store, find(store, job), given["directory"]

@@ -11,6 +11,7 @@ from arroyo_dagster.cli.rendering import print_json
 from arroyo_dagster.cli.settings import WholeNumber
 from arroyo_dagster.cli.surgery.commands import options_of
 from arroyo_dagster.cli.surgery.options import edit_options, opened
+from arroyo_dagster.state.codec.derived import plain_values
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome
 from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.operations.surgery.rebuild.execute import (
@@ -85,15 +86,7 @@ def _as_json(outcome: RebuildOutcome) -> dict[str, object]:
         "objects": {
             path: "missing" if data is None else "damaged" for path, data in plan.before.items()
         },
-        "tables": [
-            {
-                "operator": table.operator,
-                "table": table.table,
-                "carried": list(table.carried),
-                "added": list(table.added),
-            }
-            for table in plan.tables
-        ],
+        "tables": plain_values(plan.tables),
         "doubts": list(plan.doubts),
         "done": outcome.record is not None,
         "record": outcome.record,

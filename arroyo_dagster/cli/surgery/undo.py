@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from arroyo_dagster.cli.common import main, open_to_read, open_url, store_options
-from arroyo_dagster.cli.directory import directory_of_environment, directory_options
-from arroyo_dagster.cli.rendering import print_lease_event
+from arroyo_dagster.cli.common import main, open_to_read, open_url, print_lease_event, store_options
+from arroyo_dagster.cli.directory import directory_options
 from arroyo_dagster.cli.settings import settings_options
 from arroyo_dagster.cli.surgery.rendering import show_managed_undo, show_undo
 from arroyo_dagster.state.model.leases import LeaseSettings
+from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.managed.execute import (
@@ -31,9 +31,7 @@ from arroyo_dagster.state.operations.undo import UndoOptions, UndoOutcome, plan_
 def undo(
     job: str,
     yes: bool,
-    api: str | None,
-    database: str | None,
-    assume: tuple[str, ...],
+    directory: JobDirectory,
     lease_wait_seconds: float,
     url: str | None,
     as_json: bool,
@@ -50,7 +48,6 @@ def undo(
     """
     store = open_url(url) if yes else open_to_read(url)
     paths = find_job(store, job)
-    directory = directory_of_environment(api, database, assume)
     options = EditOptions(lease_wait_seconds=lease_wait_seconds, on_lease=print_lease_event(paths))
     if is_managed(store, paths):
         managed_undo = (

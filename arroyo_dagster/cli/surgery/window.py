@@ -57,7 +57,7 @@ def check_window(given: dict[str, Any]) -> None:
     """
     if not given["in_window"]:
         return
-    if given["api"] is None:
+    if _api() is None:
         raise click.UsageError("--window needs --arroyo-api: it stops and starts the job")
     if given["approve"] is not None:
         raise click.UsageError(
@@ -77,7 +77,7 @@ def run_in_window(store: ObjectStore, edit: PlannableEdit, given: dict[str, Any]
         lease_wait_seconds=given["lease_wait_seconds"],
         on_step=(lambda step: None) if given["as_json"] else print_step,
     )
-    control = ArroyoControl(given["api"], token=token_of_environment())
+    control = ArroyoControl(_api() or "", token=token_of_environment())
     outcome = run_edit_window(store, control, edit, options)
     change = outcome.change
     if change is not None and outcome.end is not WindowEnd.AT_REST:  # the window has done it
@@ -92,3 +92,9 @@ def run_in_window(store: ObjectStore, edit: PlannableEdit, given: dict[str, Any]
             done = f"{change.plan.edit.name} done at epoch {change.plan.epoch}"
         print_window(edit.paths, outcome, done if change and change.published else None)
     exit_after(outcome)
+
+
+def _api() -> str | None:
+    """Return the address of Arroyo's API, of which `directory_options` makes the directory."""
+    address: str | None = click.get_current_context().params["api"]
+    return address
