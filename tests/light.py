@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from arroyo_dagster.state.operations.query.metadata_tables import METADATA_TABLES
+
 
 class Case(NamedTuple):
     """A command line, and what it answers.
@@ -42,6 +44,13 @@ CASES = (
     Case("show job_U5O5jKZxJg", "ready", root="arroyo"),
     Case("rows main count counts", "2 of 2 rows at epoch 2"),
     Case("sql 'show tables'", "arroyo.jobs"),
+    *(
+        Case(f"sql 'select count(*) as n from {name}' --format csv", "n\n", root="arroyo")
+        for name in METADATA_TABLES
+        if name != "fate"  # of one path
+    ),
+    Case("sql 'select * from sessions'", "SessionWindow", root="arroyo"),
+    Case("edit watermark job_REpArXOlRQ 2026-11-21T02:32:40Z", "SessionWindow", root="arroyo"),
     Case("diff main@1 main@2", "files not read"),
     Case("sql @offsets main", "advances"),
     Case("sql @watermarks main", "ahead_seconds"),

@@ -40,14 +40,14 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_234,
     "state.model": 6_227,
-    "state.operations": 30_116,
+    "state.operations": 30_115,
     "state.planning": 11_553,
     "state.storage": 6_050,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_778
+MOST_LINES_OF_TESTS = 92_787
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

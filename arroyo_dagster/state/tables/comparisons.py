@@ -82,7 +82,7 @@ class ColumnFilter:
         if self.relation is Relation.NOT_NULL:
             return pc.is_valid(column)
         if self.relation is Relation.IN:
-            value_set = pa.array([value.as_py() for value in self.values], column.type)
+            value_set = pa.array(self.values, column.type)
             return pc.is_in(column, value_set=value_set, skip_nulls=True)
         return pc.fill_null(_FUNCTIONS[self.relation](column, self.values[0]), False)
 

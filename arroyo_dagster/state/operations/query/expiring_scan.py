@@ -234,7 +234,7 @@ def _wanted_hashes(
     if not keys:
         return []
     columns = [
-        pa.array([value.as_py() for value in column], kind)
+        pa.array(column, kind)
         for (_, kind), column in zip(routing, zip(*keys, strict=True), strict=True)
     ]
     by_variant = [key_hashes(columns, variant=variant).to_pylist() for variant in variants()]

@@ -52,13 +52,12 @@ def sessions(epoch: StateEpoch) -> Iterator[SessionRow]:
     """
     for table, config in _described(epoch, {_SESSION: _SESSION}):
         operator, gap = str(table.name.operator), config.retention_micros // _GAPS
-        stored = epoch.table(operator, _STARTS).to_arrow([VALUE])[VALUE].to_pylist()
-        begun = [start for start in stored if start is not None]
-        if not begun:
+        starts = epoch.table(operator, _STARTS).to_arrow([VALUE])
+        first = pl.DataFrame(starts)[VALUE].dt.timestamp("us").min()
+        if first is None:
             continue
         frame, keys = _frame(table)
         watermark = table.scan.operator.min_watermark_micros
-        first = int(pl.Series([min(begun)]).dt.timestamp("us")[0])
         rows = frame.filter(pl.col(TIMESTAMP_COLUMN) >= first).sort(*keys, TIMESTAMP_COLUMN)
         since = pl.col(TIMESTAMP_COLUMN) - pl.col(TIMESTAMP_COLUMN).shift(1)
         begins = (since.over(keys) if keys else since).fill_null(gap) >= gap
