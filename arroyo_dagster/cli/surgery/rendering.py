@@ -107,9 +107,8 @@ def print_outcome(outcome: EditOutcome) -> None:
     for path, (before, after) in outcome.objects.items():
         became = "is new" if before is None else f"{before} became"
         click.echo(f"{path}: sha256 {became} {after}")
-    done = f"{len(outcome.objects)} metadata objects were overwritten"
-    if plan.creates:
-        done = f"{len(outcome.objects)} metadata objects were created"
+    done = f"{plural(len(outcome.objects), 'metadata object')} "
+    done += "created" if plan.creates else "overwritten"
     if plan.publishes is not None:
         done = f"published as epoch {plan.publishes}, epoch {plan.epoch} stays pinned"
     click.echo(

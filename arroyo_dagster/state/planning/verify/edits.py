@@ -13,6 +13,7 @@ from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.surgery.edits import Rescale
+from arroyo_dagster.state.model.units import plural
 from arroyo_dagster.state.planning.verify.findings import Finding, either, note
 
 Digests = Mapping[StatePath, str]
@@ -146,9 +147,7 @@ def rebuild_findings(
     for path, record in rebuilds.items():
         if record is not None and record.epoch in epochs:
             doubts = "; ".join(record.doubts) or "none"
-            evidence = (
-                f"{len(record.objects)} metadata objects of epoch {record.epoch} were written by "
-                f"{record.operation!r}; doubts: {doubts}"
-            )
+            written = plural(len(record.objects), "metadata object")
+            evidence = f"{record.operation!r} wrote {written} of epoch {record.epoch}"
             step = "nothing; `arroyo-state undo` undoes it until the job is started"
-            yield note("epoch-rebuilt", path, evidence, step)
+            yield note("epoch-rebuilt", path, f"{evidence}; doubts: {doubts}", step)
