@@ -50,6 +50,11 @@ CASES = (
         if name != "fate"  # of one path
     ),
     Case("sql 'select * from sessions'", "SessionWindow", root="arroyo"),
+    Case(
+        "sql @skew job_REpArXOlRQ --param 'operator=SessionWindow<4s>' --param table=s",
+        "largest_key_rows",
+        root="arroyo",
+    ),
     Case("edit watermark job_REpArXOlRQ 2026-11-21T02:32:40Z", "SessionWindow", root="arroyo"),
     Case("diff main@1 main@2", "files not read"),
     Case("sql @offsets main", "advances"),

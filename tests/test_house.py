@@ -29,25 +29,25 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_042,
-    "cli": 9_807,
+    "cli": 9_806,
     "dataflow": 20_643,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
     "spark": 7_241,
-    "state.codec": 7_657,
+    "state.codec": 7_655,
     "state.errors": 5,
     "state.metadata": 3_234,
     "state.model": 6_227,
-    "state.operations": 30_115,
-    "state.planning": 11_553,
+    "state.operations": 30_128,
+    "state.planning": 11_552,
     "state.storage": 6_050,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_787
+MOST_LINES_OF_TESTS = 92_807
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

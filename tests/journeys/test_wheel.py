@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -218,6 +219,20 @@ def test_every_command_works_with_exactly_the_locked_core(wheel: Path, tmp_path:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     run(python, *PIP, "install", "--quiet", "--require-hashes", "-r", str(CORE), cwd=tmp_path)
+    _install(python, wheel, tmp_path)
+    walk(python, tmp_path)
+
+
+@pytest.mark.soak
+def test_every_command_works_with_the_lowest_versions_that_are_allowed(
+    wheel: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    groups = tomllib.loads((PROJECT / "pyproject.toml").read_text())["dependency-groups"]
+    install = ("pip", "install", "--quiet", "--resolution=lowest-direct", *groups["core"])
+    uv = Path(sys.executable).with_name("uv")
+    run(uv, *install, cwd=tmp_path, VIRTUAL_ENV=str(tmp_path / "venv"))
     _install(python, wheel, tmp_path)
     walk(python, tmp_path)
 

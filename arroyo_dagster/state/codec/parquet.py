@@ -34,6 +34,8 @@ REMOVAL_SCHEMA = pa.schema(
         pa.field("_operation", pa.binary(), nullable=False),
     ]
 )
+_WRITES_BLOOM_FILTERS = int(pa.__version__.partition(".")[0]) >= 24
+"""A file without them is read in the same way; the look-up of a key may open it in vain."""
 _VERSION = b"version"
 _ARROW_SCHEMA = "ARROW:schema"
 _BOUNDED = {KEY_HASH_COLUMN: 2**64 - 1, TIMESTAMP_COLUMN: -1}
@@ -148,14 +150,10 @@ class RowsEncoder:
         form = _encodings(rows)
         if self._sorted_by is not None and _is_flat(self._schema, self._sorted_by):
             form["sorting_columns"] = [pq.SortingColumn(self._sorted_by)]
-        if self._bloom_filter is not None:
+        if self._bloom_filter is not None and _WRITES_BLOOM_FILTERS:
             name = self._schema.field(self._bloom_filter).name
-            form["bloom_filter_options"] = {
-                name: {
-                    "ndv": max(1, min(rows.num_rows, row_group_rows)),
-                    "fpp": 0.01,
-                }
-            }
+            options = {"ndv": max(1, min(rows.num_rows, row_group_rows)), "fpp": 0.01}
+            form["bloom_filter_options"] = {name: options}
         return form
 
 

@@ -127,8 +127,6 @@ def plain_scalar(scalar: pa.Scalar) -> Any:
 
     kind = scalar.type
     if types.is_temporal(kind):
-        from pyarrow import types
-
         if types.is_interval(kind):
             months, days, nanos = scalar.as_py()
             return {"months": months, "days": days, "nanoseconds": nanos}

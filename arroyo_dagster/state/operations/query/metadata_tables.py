@@ -534,7 +534,7 @@ class MetadataRows:
         Args:
             name: for explanations.
         """
-        from polars.io.plugins import register_io_source
+        from arroyo_dagster.state.operations.query.polars_frames import lazy_source
 
         def source(
             columns: list[str] | None,
@@ -549,7 +549,7 @@ class MetadataRows:
             )
 
         kinds = rows_frame(self.table.row, ()).schema
-        return register_io_source(source, schema=kinds, is_pure=True, explain_name=name)
+        return lazy_source(source, kinds, name)
 
     def _rows(self) -> Iterable[Any]:
         if self.table.of_path is not None:

@@ -6,9 +6,10 @@ choose files and row groups; Polars' own evaluation of the whole predicate decid
 
 from __future__ import annotations
 
+import inspect
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +83,21 @@ def lazy_frame(
         if not yielded:
             yield empty.select(names)
 
-    return register_io_source(
-        source, schema=empty.schema, is_pure=True, explain_name=str(table.name)
-    )
+    return lazy_source(source, empty.schema, str(table.name))
+
+
+def lazy_source(
+    source: Callable[..., Iterator[pl.DataFrame]], schema: Any, name: str
+) -> pl.LazyFrame:
+    """Return a frame that is read from `source` when it is collected.
+
+    Args:
+        source: as of `register_io_source`; called twice it returns the same.
+        name: for explanations.
+    """
+    known = inspect.signature(register_io_source).parameters  # polars 1 names no source
+    named: dict[str, Any] = {"explain_name": name} if "explain_name" in known else {}
+    return register_io_source(source, schema=schema, is_pure=True, **named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ with counted as (
     from :job.:operator.:table
     group by _subtask, _key_hash
 ), ranked as (
-    select *, row_number() over (partition by subtask order by key_rows desc, key_hash) as place
+    select *, row_number() over (partition by subtask order by -cast(key_rows as bigint), key_hash) as place
     from counted
 ), spread as (
     select subtask, sum(key_rows) as rows, count(*) as keys, max(key_rows) as largest_key_rows,
