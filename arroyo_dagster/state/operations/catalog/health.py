@@ -92,18 +92,9 @@ def job_health(
         present = [epoch for epoch in backend.epochs() if epoch <= newest]
         moved = list_quarantines(store, paths) if pins.quarantines else []
         journal = check_journal(store, paths, NEWEST)
-        head: dict[Epoch, Checkpoint | ArroyoStateError]
-        head = {} if checkpoint is None else {checkpoint.epoch: checkpoint}
-        # The newest epoch that both know says whether the history is of this job.
-        shared = sorted({epoch.epoch for epoch in history}.intersection(present))
-        few = {*present[-2:-1], *map(Epoch, shared[-1:])} - head.keys()
-        read = read_epochs(store, paths, few) | head
-        own = history_of(history, _finished(read))
-        if suffices(own):
-            recorded = {epoch.epoch for epoch in own} - head.keys()
-        else:
-            read = read_epochs(store, paths, epochs_to_read(present)[:-1], given.on_progress) | head
-            own, recorded = history_of(history, _finished(read)), set()
+        read, own, recorded = _read_epochs(
+            store, paths, present, checkpoint, history, given.on_progress
+        )
         stored = figures_of(store, read.values(), given, known=recorded)
         footers = given.footers.read(store, checkpoint.paths if checkpoint else ())
         objects = given.objects
@@ -127,6 +118,28 @@ def job_health(
         journal=journal,
     )
     return judge_job(judged, limits)
+
+
+def _read_epochs(
+    store: ObjectStore,
+    paths: JobPaths,
+    present: Sequence[Epoch],
+    checkpoint: Checkpoint | None,
+    history: Sequence[EpochFigures],
+    on_progress: OnProgress,
+) -> tuple[dict[Epoch, Checkpoint | ArroyoStateError], Sequence[EpochFigures], set[int]]:
+    """Return the epochs that are read, the history of this job, and the epochs it suffices for."""
+    head: dict[Epoch, Checkpoint | ArroyoStateError]
+    head = {} if checkpoint is None else {checkpoint.epoch: checkpoint}
+    # The newest epoch that both know says whether the history is of this job.
+    shared = sorted({epoch.epoch for epoch in history}.intersection(present))
+    few = {*present[-2:-1], *map(Epoch, shared[-1:])} - head.keys()
+    read = read_epochs(store, paths, few) | head
+    own = history_of(history, _finished(read))
+    if suffices(own):
+        return read, own, {epoch.epoch for epoch in own} - head.keys()
+    read = read_epochs(store, paths, epochs_to_read(present)[:-1], on_progress) | head
+    return read, history_of(history, _finished(read)), set()
 
 
 def _finished(read: Mapping[Epoch, Checkpoint | ArroyoStateError]) -> dict[Epoch, int]:

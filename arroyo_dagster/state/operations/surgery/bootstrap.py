@@ -199,18 +199,7 @@ class BootstrapJob:
         snapshot = editable_snapshot(store, self.paths, self.directory, request)
         checkpoint = snapshot.checkpoint
         hashes = find_hash_variant(store, checkpoint)
-        targets = {
-            key: _target(checkpoint, key, hashes.variant, self.watermark_micros)
-            for key in self.tables
-        }
-        errors = [
-            error
-            for (operator, name), target in targets.items()
-            for error in column_errors(
-                f"{operator}.{name}", self.tables[operator, name].schema, target.columns
-            )
-        ]
-        raise_together("the bootstrap", errors)
+        targets = self._targets(checkpoint, hashes.variant)
         if tables is None:
             tables = tuple(self._described(key, target) for key, target in targets.items())
         request = replace(request, tables=tables)
@@ -248,6 +237,23 @@ class BootstrapJob:
             operators=cut.watermark.operators,
             emptied=tuple((step.operator, step.table) for step in emptied),
         )
+
+    def _targets(
+        self, checkpoint: Checkpoint, variant: HashVariant | None
+    ) -> dict[TableKey, TableTarget]:
+        """Return the tables of the job that get the rows; errors of all columns together."""
+        targets = {
+            key: _target(checkpoint, key, variant, self.watermark_micros) for key in self.tables
+        }
+        errors = [
+            error
+            for (operator, name), target in targets.items()
+            for error in column_errors(
+                f"{operator}.{name}", self.tables[operator, name].schema, target.columns
+            )
+        ]
+        raise_together("the bootstrap", errors)
+        return targets
 
     def _described(self, key: TableKey, target: TableTarget) -> BootstrapTable:
         facts = self.tables[key].facts(target)

@@ -49,6 +49,7 @@ from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
 from arroyo_dagster.state.operations.gc.pins import may_be_going, note_expired, put_pins, release
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.progress import counter
+from arroyo_dagster.state.operations.surgery.plan import check_approved
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
@@ -265,12 +266,7 @@ def run_copy(
     """
     run_options = options or CopyOptions()
     plan = plan_copy(source, paths, target, epoch)
-    if run_options.approved is not None and run_options.approved != plan.digest:
-        raise ConflictError(
-            f"plan {run_options.approved} was approved, but the current plan is {plan.digest}",
-            job=paths.root,
-            next_step="review the new plan and approve it; nothing was changed",
-        )
+    check_approved(plan.digest, run_options.approved, job=paths.root)
     ways = LeaseOptions.of(run_options)
     with (
         lease(source, paths, run_options.owner, ways) as from_,

@@ -36,6 +36,7 @@ from arroyo_dagster.state.model.surgery.plans import (
     TableStep,
     WatermarkStep,
 )
+from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
 from arroyo_dagster.state.model.tables import GlobalKeyedFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
@@ -466,20 +467,28 @@ def preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrec
 
 
 def check_can_run(
-    paths: JobPaths, snapshot: JobSnapshot, plan: EditPlan, approved: str | None
+    paths: JobPaths, snapshot: JobSnapshot, plan: EditPlan | RebuildPlan, approved: str | None
 ) -> None:
-    """Check that a planned edit may be executed now.
+    """Check that a planned change in place may be executed now.
 
     Raises:
         InputError: the job is not at rest, or its status is unknown.
         ConflictError: another plan was approved.
     """
     check_may(paths, snapshot)
-    if approved is not None and approved != plan.digest:
+    check_approved(plan.digest, approved, job=paths.root, epoch=plan.epoch)
+
+
+def check_approved(digest: str, approved: str | None, **facts: Any) -> None:
+    """Check that a plan is the one that a person approved, or that was made without the lease.
+
+    Raises:
+        ConflictError: it is another one.
+    """
+    if approved is not None and approved != digest:
         raise ConflictError(
-            f"plan {approved} was approved, but the current plan is {plan.digest}",
-            job=paths.root,
-            epoch=plan.epoch,
+            f"plan {approved} was approved, but the current plan is {digest}",
+            **facts,
             next_step="review the new plan and approve it; nothing was changed",
         )
 

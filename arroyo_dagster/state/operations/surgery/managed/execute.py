@@ -81,14 +81,9 @@ def run_managed_edit(
     prepared = checked(paths, prepare_managed_edit(store, paths, directory, edit), chosen.approved)
     if prepared.plan.empty:
         return EditOutcome(plan=prepared.plan)
-    held = LeaseOptions.of(chosen)
-    with lease(store, paths, chosen.owner, held) as leased:
-        again = checked(
-            paths,
-            prepare_managed_edit(leased, paths, directory, edit),
-            None,
-            planned=prepared.plan.digest,
-        )
+    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as leased:
+        again = prepare_managed_edit(leased, paths, directory, edit)
+        checked(paths, again, prepared.plan.digest)
         work = _Publication(again, chosen, paths, leased.lease.token)
         epoch = publish_revision(
             leased,

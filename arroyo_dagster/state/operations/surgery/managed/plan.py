@@ -42,7 +42,7 @@ from arroyo_dagster.state.operations.surgery.managed.entries import (
     set_entry,
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import ShorterTable, shorter_tables
-from arroyo_dagster.state.operations.surgery.plan import NOT_CONCERNED, entries_step
+from arroyo_dagster.state.operations.surgery.plan import NOT_CONCERNED, check_approved, entries_step
 from arroyo_dagster.state.operations.surgery.watermarks import watermark_steps, with_watermark
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
@@ -345,13 +345,8 @@ def rest_of(
     return EditPrecondition(name="no run of the job is active", met=rest, evidence=evidence)
 
 
-def checked(
-    paths: JobPaths, prepared: ManagedEdit, approved: str | None, *, planned: str | None = None
-) -> ManagedEdit:
+def checked(paths: JobPaths, prepared: ManagedEdit, approved: str | None) -> ManagedEdit:
     """Check that a planned edit may be executed now, and return it.
-
-    Args:
-        approved: the digest that a person approved, and `planned` that of an earlier plan.
 
     Raises:
         InputError: a precondition is not met.
@@ -362,12 +357,5 @@ def checked(
         raise InputError(
             f"the job cannot be edited now: {plan.why_not}", job=paths.root, epoch=plan.epoch
         )
-    for digest in (approved, planned):
-        if digest is not None and digest != plan.digest:
-            raise ConflictError(
-                f"plan {digest} was approved, but the current plan is {plan.digest}",
-                job=paths.root,
-                epoch=plan.epoch,
-                next_step="review the new plan and approve it; nothing was changed",
-            )
+    check_approved(plan.digest, approved, job=paths.root, epoch=plan.epoch)
     return prepared

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from arroyo_dagster.errors import (
-    ConflictError,
     FormatError,
     InputError,
     NotFoundError,
@@ -21,7 +20,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.metadata.tree import legacy_checkpoint, legacy_head
 from arroyo_dagster.state.model.changes import ChangeKind, JobHead
 from arroyo_dagster.state.model.checkpoints import (
@@ -47,7 +46,6 @@ from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
-    check_may,
     check_restorable,
     guards_of,
     list_objects,
@@ -57,6 +55,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
+from arroyo_dagster.state.operations.surgery.plan import check_can_run
 from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
     RebuiltEpoch,
     check_not_rewritten,
@@ -120,47 +119,28 @@ def run_rebuild(
     """
     run_options = options or EditOptions()
     prepared = _prepare(store, paths, directory, epoch)
-    check_may(paths, prepared.snapshot)
-    _check_approved(prepared.plan, run_options.approved)
+    check_can_run(paths, prepared.snapshot, prepared.plan, run_options.approved)
     with lease(store, paths, "arroyo-state rebuild", LeaseOptions.of(run_options)) as held:
         began = run_options.clock()
         # The previous holder of the lease may have changed the job.
         again = _prepare(held, paths, directory, prepared.plan.epoch)
-        check_may(paths, again.snapshot)
-        _check_approved(again.plan, prepared.plan.digest)
-        wait_until_quiet(again.snapshot, began, run_options)
-        work = Unchanged(paths, directory, again.snapshot)
-        record = _write(held, work, again, run_options)
-    return RebuildOutcome(plan=again.plan, record=record)
-
-
-def _check_approved(plan: RebuildPlan, approved: str | None) -> None:
-    if approved is not None and approved != plan.digest:
-        raise ConflictError(
-            f"plan {approved} was approved, but the current plan is {plan.digest}",
-            job=plan.paths.root,
-            epoch=plan.epoch,
-            next_step="review the new plan and approve it; nothing was changed",
+        plan, snapshot = again.plan, again.snapshot
+        check_can_run(paths, snapshot, plan, prepared.plan.digest)
+        wait_until_quiet(snapshot, began, run_options)
+        change = MetadataChange(
+            kind=ChangeKind.REBUILD,
+            operation="rebuild",
+            digest=plan.digest,
+            before=plan.before,
+            after=plan.after,
+            inputs=plan.unlisted,
+            doubts=plan.doubts,
+            head=plan.head,
+            verify_level=_VERIFY_LEVEL,
+            now_micros=run_options.clock(),
         )
-
-
-def _write(
-    held: Leased, work: Unchanged, prepared: _PreparedRebuild, options: EditOptions
-) -> StatePath:
-    plan = prepared.plan
-    change = MetadataChange(
-        kind=ChangeKind.REBUILD,
-        operation="rebuild",
-        digest=plan.digest,
-        before=plan.before,
-        after=plan.after,
-        inputs=plan.unlisted,
-        doubts=plan.doubts,
-        head=plan.head,
-        verify_level=_VERIFY_LEVEL,
-        now_micros=options.clock(),
-    )
-    return publish_change(held, work, change)
+        record = publish_change(held, Unchanged(paths, directory, snapshot), change)
+    return RebuildOutcome(plan=plan, record=record)
 
 
 # ---- planning ------------------------------------------------------------------------------------
