@@ -40,14 +40,14 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_234,
     "state.model": 6_227,
-    "state.operations": 30_102,
-    "state.planning": 11_552,
+    "state.operations": 30_023,
+    "state.planning": 11_474,
     "state.storage": 6_050,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_787
+MOST_LINES_OF_TESTS = 92_786
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -38,9 +38,9 @@ from arroyo_dagster.state.operations.gc.inventory import (
     list_job,
     matching,
     read_listed,
+    with_remains,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer, plan_gc, retention_now
-from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.gc.steps import Delete, delete_here

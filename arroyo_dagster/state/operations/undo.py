@@ -31,7 +31,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
 from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore

@@ -36,7 +36,6 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
 from arroyo_dagster.state.operations.compaction.forecasts import forecast_rewrites
-from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     ListedJob,
@@ -47,6 +46,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_restorable,
     table_facts,
     take_snapshot,
+    wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import Publication, publish
 from arroyo_dagster.state.operations.progress import counter

@@ -22,11 +22,11 @@ from arroyo_dagster.state.model.rewrite import (
     TableRewrite,
 )
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.compaction.quiet import check_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
     check_not_cancelled,
+    check_quiet,
     check_restorable,
     overwrite,
 )

@@ -20,7 +20,7 @@ from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.roots import newest_root
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore
@@ -263,3 +263,19 @@ def unpin_changes(
     if stays != named:
         put_pins(held, paths, lambda kept: replace(kept, changes=stays))
     return [paths.changes / name for name in named]
+
+
+# ---- the backlog of an expiry --------------------------------------------------------------------
+
+
+def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:
+    """Return how many unpinned epochs are older than the newest `keep_epochs`; Arroyo jobs: 0."""
+    backend = ParquetBackend(store, paths)
+    epochs = backend.epochs()
+    if len(epochs) <= keep_epochs:
+        return 0
+    newest = backend.load_checkpoint_metadata(epochs[-1])
+    if newest.progress is None:
+        return 0
+    pinned = backend.job_pins().pinned
+    return sum(epoch not in pinned for epoch in epochs[: len(epochs) - keep_epochs])

@@ -34,11 +34,10 @@ from arroyo_dagster.state.operations.gc.inventory import (
     list_job,
     read_inventory,
     read_listed,
+    with_remains,
 )
-from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
-from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots, with_store_times
 from arroyo_dagster.state.operations.gc.store_listing import (
     StoreListing,
     check_age,

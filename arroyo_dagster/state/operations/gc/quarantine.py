@@ -46,7 +46,7 @@ from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
 from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.store import ObjectStore

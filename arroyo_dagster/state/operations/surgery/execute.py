@@ -29,25 +29,25 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
-from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
     check_not_cancelled,
     check_restorable,
+    wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     MetadataChange,
     encoded_objects,
     publish_change,
 )
-from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import write_entries
 from arroyo_dagster.state.operations.surgery.plan import (
     PreparedEdit,
     check_can_run,
     prepare_edit,
+    request_of,
     without_tables,
 )
 from arroyo_dagster.state.operations.surgery.rescale import check_rescaled

@@ -28,14 +28,16 @@ from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.query.positions import counts_records, source_positions
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.operations.verify.edits import read_edits, read_rebuilds
-from arroyo_dagster.state.operations.verify.keys import (
+from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
+from arroyo_dagster.state.operations.verify.rows import (
+    CheckDepth,
+    FileToRead,
     KeyedEpoch,
     find_shared_keys,
     find_variant,
     keyed_epochs,
+    read_file_facts,
 )
-from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
-from arroyo_dagster.state.operations.verify.rows import CheckDepth, FileToRead, read_file_facts
 from arroyo_dagster.state.planning.engines import EngineChoice, WorkAmount
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE
 from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
@@ -47,7 +49,13 @@ from arroyo_dagster.state.planning.verify.edits import (
     rebuild_findings,
     undone_files,
 )
-from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
+from arroyo_dagster.state.planning.verify.epochs import (
+    Positions,
+    absurd_positions,
+    across_findings,
+    position_steps,
+    waiting_findings,
+)
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
     ListedFile,
@@ -60,11 +68,6 @@ from arroyo_dagster.state.planning.verify.findings import (
     Verdict,
     either,
     error,
-)
-from arroyo_dagster.state.planning.verify.positions import (
-    Positions,
-    absurd_positions,
-    position_steps,
 )
 from arroyo_dagster.state.planning.verify.restore import (
     SubtaskRestore,

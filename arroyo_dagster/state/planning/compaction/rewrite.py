@@ -28,8 +28,8 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
-from arroyo_dagster.state.planning.compaction.budget import within_budget
 from arroyo_dagster.state.planning.compaction.plan import forecast
+from arroyo_dagster.state.planning.compaction.policies import within_budget
 from arroyo_dagster.state.planning.restore.reads import plan_read
 from arroyo_dagster.state.planning.verify.restore import unkeyed_loss
 

@@ -39,7 +39,6 @@ from arroyo_dagster.state.operations.restore.revision import (
     publish_revision,
 )
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.managed.plan import (
     ManagedEdit,
@@ -50,7 +49,7 @@ from arroyo_dagster.state.operations.surgery.managed.plan import (
     rest_of,
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import write_shorter
-from arroyo_dagster.state.operations.surgery.plan import without_tables
+from arroyo_dagster.state.operations.surgery.plan import request_of, without_tables
 from arroyo_dagster.state.storage.store import ObjectStore
 
 

@@ -34,7 +34,6 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.restore.revision import OTHER_REVISIONS
-from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import ChangedEntries
 from arroyo_dagster.state.operations.surgery.managed.entries import (
     moved_sources,
@@ -42,7 +41,12 @@ from arroyo_dagster.state.operations.surgery.managed.entries import (
     set_entry,
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import ShorterTable, shorter_tables
-from arroyo_dagster.state.operations.surgery.plan import NOT_CONCERNED, check_approved, entries_step
+from arroyo_dagster.state.operations.surgery.plan import (
+    NOT_CONCERNED,
+    check_approved,
+    entries_step,
+    request_of,
+)
 from arroyo_dagster.state.operations.surgery.watermarks import watermark_steps, with_watermark
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey

@@ -42,13 +42,13 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout, written_epoch
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuiltTable
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
     check_restorable,
     guards_of,
     list_objects,
+    wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
     MetadataChange,
@@ -56,16 +56,14 @@ from arroyo_dagster.state.operations.compaction.rewrite_publish import (
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.plan import check_can_run
-from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
-    RebuiltEpoch,
-    check_not_rewritten,
-    managed_job,
-    nothing_lost,
-)
 from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostEpoch,
     LostOperator,
+    RebuiltEpoch,
     cannot_rebuild,
+    check_not_rewritten,
+    managed_job,
+    nothing_lost,
 )
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now

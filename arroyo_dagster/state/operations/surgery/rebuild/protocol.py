@@ -33,16 +33,14 @@ from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, parse_epoch_record, parse_manifest_path
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
-from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
-    RebuiltEpoch,
-    check_not_rewritten,
-    managed_job,
-    nothing_lost,
-)
 from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostEpoch,
     LostOperator,
+    RebuiltEpoch,
     cannot_rebuild,
+    check_not_rewritten,
+    managed_job,
+    nothing_lost,
 )
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint, identity_mismatch
