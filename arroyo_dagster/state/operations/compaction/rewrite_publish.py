@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
@@ -64,74 +65,51 @@ def publish(
         return outcome
     gone = {path for part in outcome.parts for path in part.merged.input_paths}
     done = replace(_with_result(outcome, work, after), published=True)
-    change = MetadataChange(
+    change = change_record(
+        held,
+        work.snapshot.checkpoint,
+        {path: work.snapshot.objects[path] for path in objects},
+        objects,
         kind=ChangeKind.COMPACTION,
         operation=None,
         digest=None,
-        before={path: work.snapshot.objects[path] for path in objects},
-        after=objects,
+        created_at_micros=publication.now_micros,
         inputs=tuple(sorted(gone)),
-        verify_level=publication.verify_level,
-        now_micros=publication.now_micros,
     )
-    path = publish_change(
-        held, work, change, lambda record: publication.on_published(replace(done, record=record))
-    )
+
+    def published(path: StatePath) -> None:
+        publication.on_published(replace(done, record=path))
+
+    path = publish_change(held, work, change, objects, publication.verify_level, published)
     return replace(done, record=path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataChange:
-    """A change of one epoch's metadata, in place; further attributes as of `ChangeRecord`.
+def change_record(
+    held: Leased,
+    checkpoint: Checkpoint,
+    before: Mapping[StatePath, bytes | None],
+    after: Mapping[StatePath, bytes],
+    **fields: Any,
+) -> ChangeRecord:
+    """Return the record of a change of one epoch's metadata in place, under the lease.
 
-    Attributes:
+    Args:
         before: the bytes of each metadata object that changes; None = it is missing.
         after: the bytes that they get, in the order in which they are written.
-        head: of the job after the change; None = the epoch is its newest one.
-        verify_level: of the epoch as it would be published.
+        fields: others of the record. Without a head, the epoch is the newest one of the job.
     """
-
-    kind: ChangeKind
-    operation: str | None
-    digest: str | None
-    before: Mapping[StatePath, bytes | None]
-    after: Mapping[StatePath, bytes]
-    inputs: tuple[StatePath, ...] = ()
-    unlisted: tuple[StatePath, ...] = ()
-    request: str | None = None
-    doubts: tuple[str, ...] = ()
-    head: JobHead | None = None
-    verify_level: int
-    now_micros: int
-
-    @property
-    def objects(self) -> dict[StatePath, tuple[str | None, str]]:
-        """SHA-256 of each object before and after, in hex; None = it is missing."""
-        return {path: (_sha256(self.before[path]), _hex(data)) for path, data in self.after.items()}
-
-    def record(self, checkpoint: Checkpoint, token: int) -> ChangeRecord:
-        """Return the record of the change, made under the lease with this token."""
-        newest = JobHead(epoch=checkpoint.epoch, worker_generation=checkpoint.worker_generation)
-        return ChangeRecord(
-            kind=self.kind,
-            operation=self.operation,
-            digest=self.digest,
-            pipeline=checkpoint.pipeline,
-            job=checkpoint.job,
-            epoch=checkpoint.epoch,
-            worker_generation=checkpoint.worker_generation,
-            finish_time_micros=checkpoint.finish_time_micros,
-            token=token,
-            created_at_micros=self.now_micros,
-            head=self.head or newest,
-            objects=self.objects,
-            before=self.before,
-            written=self.after if self.kind is ChangeKind.REBUILD else {},
-            inputs=self.inputs,
-            unlisted=self.unlisted,
-            request=self.request,
-            doubts=self.doubts,
-        )
+    newest = JobHead(epoch=checkpoint.epoch, worker_generation=checkpoint.worker_generation)
+    return ChangeRecord(
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        finish_time_micros=checkpoint.finish_time_micros,
+        token=held.lease.token,
+        objects={path: (_sha256(before[path]), _hex(data)) for path, data in after.items()},
+        before=before,
+        **{"head": newest, **fields},
+    )
 
 
 def _sha256(data: bytes | None) -> str | None:
@@ -145,7 +123,9 @@ def _hex(data: bytes) -> str:
 def publish_change(
     held: Leased,
     work: Unchanged,
-    change: MetadataChange,
+    change: ChangeRecord,
+    after: Mapping[StatePath, bytes],
+    verify_level: int,
     on_published: Callable[[StatePath], None] = lambda path: None,
 ) -> StatePath:
     """Write metadata of one epoch, and return the record that undoes it.
@@ -156,6 +136,8 @@ def publish_change(
     where it is interrupted; another change is undone.
 
     Args:
+        after: the bytes that the objects get, in the order in which they are written.
+        verify_level: of the epoch as it would be published.
         on_published: called with the record, before an interrupt can arrive.
 
     Raises:
@@ -164,12 +146,10 @@ def publish_change(
     """
     paths, checkpoint = work.paths, work.snapshot.checkpoint
     check_quiet(held, paths, work.snapshot)
-    record = change.record(checkpoint, held.lease.token)
-    path = paths.changes / record.name
-    held.put(path, encode(record))
+    path = paths.changes / change.name
+    held.put(path, encode(change))
     try:
-        after = Extended(held, change.after)
-        check_restorable(after, paths, checkpoint.epoch, change.verify_level)
+        check_restorable(Extended(held, after), paths, checkpoint.epoch, verify_level)
     except ProtocolError:
         delete_all(held, [path])
         raise
@@ -177,7 +157,7 @@ def publish_change(
     if in_place:
         keep_change(held, paths, path.name)
     with uninterrupted():
-        _write_all(held, work, change, put_back=in_place)
+        _write_all(held, work, change.before, after, put_back=in_place)
         on_published(path)
     if in_place:  # changes of earlier epochs cannot be undone any more
         mine = f"{checkpoint.epoch:07}-"
@@ -185,7 +165,14 @@ def publish_change(
     return path
 
 
-def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_back: bool) -> None:
+def _write_all(
+    held: Leased,
+    work: Unchanged,
+    before: Mapping[StatePath, bytes | None],
+    after: Mapping[StatePath, bytes],
+    *,
+    put_back: bool,
+) -> None:
     """Write metadata, and put it back if the job was started meanwhile.
 
     A run that loaded the old lists keeps their files in its next epochs. Arroyo's cleanup compares
@@ -193,14 +180,14 @@ def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_bac
     stored, it would delete those files. The old lists are safe for every run, because no file was
     deleted.
     """
-    view = Extended(held, change.after)  # our own objects are no change of the job
+    view = Extended(held, after)  # our own objects are no change of the job
     try:
-        for path, data in change.after.items():
+        for path, data in after.items():
             check_not_cancelled(work.paths, work.cancelled)
             work.check(view)
-            before = change.before[path]
-            if before is not None:
-                overwrite(held, work.paths, path, before, data)
+            old = before[path]
+            if old is not None:
+                overwrite(held, work.paths, path, old, data)
             elif not held.create(path, data) and held.read(path) != data:
                 raise work.changed("another process wrote the missing metadata")
         work.check(view)
@@ -211,7 +198,7 @@ def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_bac
             raise error from None
         if reason is None:
             raise
-        raise _put_back(held, work, change.after, reason) from error
+        raise _put_back(held, work, after, reason) from error
 
 
 def _put_back(

@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -178,6 +184,47 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
             "deleted",
         )
     return pins
+
+
+@contextlib.contextmanager
+def pinned_while(
+    held: ObjectStore,
+    paths: JobPaths,
+    epochs: Sequence[Epoch],
+    reason: str,
+    owner: str,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> Iterator[None]:
+    """Pin epochs for the duration of the context, unless they are pinned anyway.
+
+    At its end the pins of this reason are released: under the lease no other operation has any.
+
+    Args:
+        held: the store, under the lease.
+        epochs: ascending.
+    """
+
+    def pinned(kept: JobPins) -> JobPins:
+        for epoch in epochs:
+            if epoch not in kept.pinned:
+                pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
+                kept = kept.with_pin(pin)
+        return kept
+
+    def released(kept: JobPins) -> JobPins:
+        mine = {pin.epoch for pin in kept.pins if pin.reason == reason}
+        return release(kept, epochs=mine, reasons=(reason,))
+
+    if not read_pins(held, paths).pinned.issuperset(epochs):
+        put_pins(held, paths, pinned)
+        if may_be_going(held, paths, epochs[0]):
+            sleep(IN_FLIGHT_GRACE_SECONDS)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ConflictError, StorageError):
+            put_pins(held, paths, released)
 
 
 def note_expired(held: ObjectStore, paths: JobPaths, below: Epoch) -> None:

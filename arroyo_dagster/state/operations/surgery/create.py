@@ -23,7 +23,7 @@ from arroyo_dagster.state.codec.records import decode_current_generation, decode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.tree import CheckpointTree, legacy_head
-from arroyo_dagster.state.model.changes import ChangeKind, JobHead
+from arroyo_dagster.state.model.changes import ChangeKind
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -46,7 +46,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     list_objects,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
-    MetadataChange,
+    change_record,
     publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState
@@ -302,18 +302,20 @@ def publish_created(
     if paths.layout is Layout.PROTOCOL:  # the record of the epoch is no change of the job
         work.check(held)
         snapshot = replace(snapshot, guards=guards_of(Extended(held, after), paths, checkpoint))
-    change = MetadataChange(
+    change = change_record(
+        held,
+        checkpoint,
+        {path: held.read(path) if held.head(path) is not None else None for path in after},
+        after,
         kind=ChangeKind.REBUILD,
         operation=plan.edit.name,
         digest=plan.digest,
-        before={path: held.read(path) if held.head(path) is not None else None for path in after},
-        after=after,
+        created_at_micros=options.clock(),
+        written=after,
         doubts=plan.unknown,
-        head=JobHead(epoch=plan.epoch, worker_generation=checkpoint.worker_generation),
-        verify_level=options.verify_level,
-        now_micros=options.clock(),
     )
-    path = publish_change(held, replace(work, snapshot=snapshot), change)
+    work = replace(work, snapshot=snapshot)
+    path = publish_change(held, work, change, after, options.verify_level)
     return EditOutcome(plan=plan, published=True, record=path, objects=change.objects)
 
 
@@ -327,7 +329,7 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
         paths.operator_metadata(operator.operator, checkpoint.epoch): encode_operator(operator)
         for operator in checkpoint.operators
     }
-    objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
+    objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(paths.job, checkpoint))
     return objects
 
 

@@ -38,7 +38,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
-    MetadataChange,
+    change_record,
     encoded_objects,
     publish_change,
 )
@@ -336,17 +336,18 @@ def publish_edit(
     unlisted = tuple(path for path in dict.fromkeys(checkpoint.paths) if path not in listed)
     epochs = ParquetBackend(held, work.paths).epochs()
     older = tuple(epoch for epoch in epochs if epoch < checkpoint.epoch)
-    change = MetadataChange(
+    change = change_record(
+        held,
+        checkpoint,
+        {path: snapshot.objects[path] for path in objects},
+        objects,
         kind=ChangeKind.EDIT,
         operation=plan.edit.name,
         digest=plan.digest,
-        before={path: snapshot.objects[path] for path in objects},
-        after=objects,
+        created_at_micros=options.clock(),
         inputs=tuple(sorted(unlisted)),
         unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
         request=request_of(plan.edit),
-        verify_level=options.verify_level,
-        now_micros=options.clock(),
     )
     done = EditOutcome(
         plan=plan,
@@ -357,9 +358,11 @@ def publish_edit(
         older_epochs=older,
         evidence=new.evidence,
     )
-    path = publish_change(
-        held, work, change, lambda path: options.on_published(replace(done, record=path))
-    )
+
+    def published(path: StatePath) -> None:
+        options.on_published(replace(done, record=path))
+
+    path = publish_change(held, work, change, objects, options.verify_level, published)
     return replace(done, record=path)
 
 

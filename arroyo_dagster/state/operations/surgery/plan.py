@@ -12,7 +12,7 @@ from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.ids import OperatorId, TableName
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.rewrite import RewriteRule
@@ -71,7 +71,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
 
-NOT_CONCERNED = "the edit does not concern it"
+_NOT_CONCERNED = "the edit does not concern it"
 _COMMITS = "its entries belong to a commit in two phases"
 
 
@@ -207,7 +207,7 @@ class _Work:
 
     def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
         changes = row_changes(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.stays, self.unknown = changes.removed, changes.stays, changes.unknown
+        self.rows, self.stays, self.unknown = changes
         if not self.rows:
             return
         if isinstance(edit, KeyDeletion):
@@ -223,7 +223,7 @@ class _Work:
 
     def rescale(self, edit: Rescale) -> None:
         outcome = rescaled(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.stays = outcome.changes.removed, outcome.changes.stays
+        self.rows, self.stays = outcome.changed, outcome.stays
         self.evidence, self.loaded = (outcome.evidence,), outcome.loaded
         self.duplicate_outputs = outcome.duplicate_outputs
         self.missing_outputs = outcome.missing_outputs
@@ -348,18 +348,22 @@ class _Work:
                 elif key in entries:
                     yield entries_step(entries[key])
                 else:
-                    reason = self.stays.get(key, NOT_CONCERNED)
+                    reason = self.stays.get(key)
                     if isinstance(files, GlobalKeyedFiles) and isinstance(self.edit, Rescale):
                         reason = "every subtask reads all of its entries"
                     elif isinstance(files, GlobalKeyedFiles) and self.rows:
                         reason = "it holds no rows of keys"
-                    yield TableStep(
-                        operator=operator.operator,
-                        table=name,
-                        action=TableAction.KEPT,
-                        reason=reason,
-                        files=files.paths,
-                    )
+                    yield kept_step(operator, name, reason)
+
+
+def kept_step(operator: OperatorCheckpoint, name: TableName, reason: str | None) -> TableStep:
+    return TableStep(
+        operator=operator.operator,
+        table=name,
+        action=TableAction.KEPT,
+        reason=reason or _NOT_CONCERNED,
+        files=operator.tables[name].paths,
+    )
 
 
 def entries_step(changed: ChangedEntries) -> TableStep:

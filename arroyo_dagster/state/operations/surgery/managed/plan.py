@@ -26,7 +26,6 @@ from arroyo_dagster.state.model.surgery.edits import (
 from arroyo_dagster.state.model.surgery.plans import (
     EditPlan,
     EditPrecondition,
-    TableAction,
     TableStep,
     WatermarkStep,
 )
@@ -42,9 +41,9 @@ from arroyo_dagster.state.operations.surgery.managed.entries import (
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import ShorterTable, shorter_tables
 from arroyo_dagster.state.operations.surgery.plan import (
-    NOT_CONCERNED,
     check_approved,
     entries_step,
+    kept_step,
     request_of,
 )
 from arroyo_dagster.state.operations.surgery.watermarks import watermark_steps, with_watermark
@@ -192,9 +191,7 @@ class _ManagedWork:
 
     def move_sources(self, edit: SetOffsets) -> None:
         moved = moved_sources(self.store, self.base, edit)
-        self.entries, self.offsets = moved.tables, moved.offsets
-        self.duplicate_outputs = moved.duplicate_outputs
-        self.missing_outputs = moved.missing_outputs
+        self.entries, self.offsets, self.duplicate_outputs, self.missing_outputs = moved
         self.unknown = ("whether the source still has the records at the new positions",)
 
     def move_watermark(self, edit: SetWatermark) -> None:
@@ -228,9 +225,8 @@ class _ManagedWork:
         self.missing_outputs = tuple(never)
 
     def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
-        shorter = shorter_tables(self.store, edit, self.base)
-        self.shorter, self.stays = tuple(shorter.tables), shorter.stays
-        self.unknown = tuple(shorter.unknown)
+        changes = shorter_tables(self.store, edit, self.base)
+        self.shorter, self.stays, self.unknown = changes
         if isinstance(edit, KeyDeletion) and self.shorter:
             self.missing_outputs = (
                 "no deletion is emitted: rows that were delivered downstream stay there, and must "
@@ -286,15 +282,9 @@ class _ManagedWork:
             if changed.files
         }
         for operator in self.base.operators:
-            for name, files in operator.tables.items():
+            for name in operator.tables:
                 key = operator.operator, name
-                yield steps.get(key) or TableStep(
-                    operator=operator.operator,
-                    table=name,
-                    action=TableAction.KEPT,
-                    reason=self.stays.get(key, NOT_CONCERNED),
-                    files=files.paths,
-                )
+                yield steps.get(key) or kept_step(operator, name, self.stays.get(key))
 
 
 def metadata_objects(paths: JobPaths, checkpoint: Checkpoint) -> tuple[StatePath, ...]:

@@ -51,7 +51,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
-    MetadataChange,
+    change_record,
     publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
@@ -125,19 +125,22 @@ def run_rebuild(
         plan, snapshot = again.plan, again.snapshot
         check_can_run(paths, snapshot, plan, prepared.plan.digest)
         wait_until_quiet(snapshot, began, run_options)
-        change = MetadataChange(
+        change = change_record(
+            held,
+            snapshot.checkpoint,
+            plan.before,
+            plan.after,
             kind=ChangeKind.REBUILD,
             operation="rebuild",
             digest=plan.digest,
-            before=plan.before,
-            after=plan.after,
+            created_at_micros=run_options.clock(),
+            head=plan.head,
+            written=plan.after,
             inputs=plan.unlisted,
             doubts=plan.doubts,
-            head=plan.head,
-            verify_level=_VERIFY_LEVEL,
-            now_micros=run_options.clock(),
         )
-        record = publish_change(held, Unchanged(paths, directory, snapshot), change)
+        work = Unchanged(paths, directory, snapshot)
+        record = publish_change(held, work, change, plan.after, _VERIFY_LEVEL)
     return RebuildOutcome(plan=plan, record=record)
 
 
@@ -316,7 +319,8 @@ class LegacyRebuild:
             if path in self.before:
                 encoded[path] = metadata.encode_operator(operator)
         if checkpoint.ref in self.before:
-            encoded[checkpoint.ref] = metadata.encode_legacy_checkpoint(legacy_head(checkpoint))
+            head = legacy_head(checkpoint.job, checkpoint)
+            encoded[checkpoint.ref] = metadata.encode_legacy_checkpoint(head)
         return encoded
 
     # ---- what is there ---------------------------------------------------------------------------
