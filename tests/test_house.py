@@ -28,21 +28,21 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
-    "": 1_042,
+    "": 1_041,
     "cli": 9_806,
     "dataflow": 20_643,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_241,
+    "spark": 7_239,
     "state.codec": 7_657,
     "state.errors": 5,
     "state.metadata": 3_232,
     "state.model": 6_227,
-    "state.operations": 29_973,
+    "state.operations": 29_974,
     "state.planning": 11_474,
-    "state.storage": 6_050,
+    "state.storage": 6_039,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
