@@ -35,19 +35,19 @@ MOST_LINES = {
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_239,
+    "spark": 7_232,
     "state.codec": 7_657,
     "state.errors": 5,
-    "state.metadata": 3_232,
-    "state.model": 6_227,
-    "state.operations": 29_974,
-    "state.planning": 11_474,
+    "state.metadata": 3_233,
+    "state.model": 6_170,
+    "state.operations": 29_967,
+    "state.planning": 11_520,
     "state.storage": 6_039,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_786
+MOST_LINES_OF_TESTS = 92_785
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -14,16 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from arroyo_dagster.spark.items import SparkItems
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.metadata.lease import Leased
-from arroyo_dagster.state.model.aliases import second_names
+from arroyo_dagster.state.model.aliases import PathsDigest, second_names
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import (
-    GcPlan,
-    Moved,
-    PathsDigest,
-    PlanKind,
-    Roots,
-    UndeletePlan,
-)
+from arroyo_dagster.state.model.garbage import GcPlan, Moved, PlanKind, Roots, UndeletePlan
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths

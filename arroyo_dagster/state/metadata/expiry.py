@@ -14,11 +14,12 @@ from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.clock import Clock, own_clock
-from arroyo_dagster.state.model.garbage import EpochRoot, ExpirePlan, JobPins, Quarantined, Roots
+from arroyo_dagster.state.model.garbage import EpochRoot, JobPins, Quarantined, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root
 from arroyo_dagster.state.planning.gc.expiry import (
+    ExpirePlan,
     in_safe_groups,
     oldest_staying,
     plan_own_expiry,

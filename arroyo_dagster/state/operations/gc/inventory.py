@@ -19,12 +19,12 @@ from arroyo_dagster.state.codec.maintenance_records import (
 from arroyo_dagster.state.codec.records import decode_generation_manifest
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.aliases import PathsDigest
 from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest, LostObject
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     GcPlan,
-    PathsDigest,
     PlanKind,
     References,
     Roots,

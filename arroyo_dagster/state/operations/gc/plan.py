@@ -12,15 +12,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import (
-    GcPlan,
-    GraceSettings,
-    PlanKind,
-    Retention,
-    Roots,
-    checked_grace,
-    checked_purge_age,
-)
+from arroyo_dagster.state.model.garbage import GcPlan, GraceSettings, PlanKind, Retention, Roots
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -58,7 +50,13 @@ from arroyo_dagster.state.planning.gc.expiry import plan_expiry, why_epochs_stay
 from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
 from arroyo_dagster.state.planning.gc.recheck import measured
-from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_still, why_dead
+from arroyo_dagster.state.planning.gc.safety_checks import (
+    at_rest,
+    check_still,
+    checked_grace,
+    checked_purge_age,
+    why_dead,
+)
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore

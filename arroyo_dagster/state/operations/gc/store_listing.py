@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.model.garbage import DAY_MICROS, SKEW_MICROS, GcPlan, PathsDigest, Roots
+from arroyo_dagster.state.model.aliases import PathsDigest
+from arroyo_dagster.state.model.garbage import DAY_MICROS, SKEW_MICROS, GcPlan, Roots
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
