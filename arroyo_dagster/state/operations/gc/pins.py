@@ -29,7 +29,7 @@ from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 ANY = Epoch(0)
 """Any epoch."""
@@ -293,12 +293,12 @@ def forget_changes(held: ObjectStore, paths: JobPaths, done: Callable[[str], boo
     paths_done = [path for path in {*listed, *named} if done(path.name)]
     compactions = [p for p in paths_done if is_change_of(paths, p, ChangeKind.COMPACTION)]
     delete_all(held, compactions)
-    for path in paths_done:
-        if is_change_of(paths, path, ChangeKind.EDIT):
-            with contextlib.suppress(NotFoundError):
-                record = decode_change_record(held.read(path), path)
-                if record.before:
-                    held.put(path, encode(replace(record, before={}, inputs=())))
+    edits = [path for path in paths_done if is_change_of(paths, path, ChangeKind.EDIT)]
+    contents = concurrently(lambda path: read_optional(held, path), edits)
+    for path, data in zip(edits, contents, strict=True):
+        record = None if data is None else decode_change_record(data, path)
+        if record is not None and record.before:
+            held.put(path, encode(replace(record, before={}, inputs=())))
 
 
 def unpin_changes(

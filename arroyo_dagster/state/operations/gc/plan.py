@@ -59,7 +59,7 @@ from arroyo_dagster.state.planning.gc.safety_checks import (
 )
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,11 +297,8 @@ def _check_aliases(inventory: Inventory, roots: Roots) -> None:
 
 def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
     """Return the plan of a deletion that was begun and not finished; None if there is none."""
-    try:
-        data = store.read(paths.removal)
-    except NotFoundError:
-        return None
-    return decode_gc_plan(data, paths.removal)
+    data = read_optional(store, paths.removal)
+    return None if data is None else decode_gc_plan(data, paths.removal)
 
 
 def _check_no_removal(store: ObjectStore, roots: Roots, plan: GcPlan, files: Packed) -> None:

@@ -42,7 +42,7 @@ from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock, ch
 from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.failures import delete_all
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +236,8 @@ def find_copy(
 
 
 def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Moved] | None:
-    try:
-        data = store.read(path)
-    except NotFoundError:
+    data = read_optional(store, path)
+    if data is None:
         return None  # the run was interrupted before this part, or had nothing left to move
     moved = decode_moved(data, path)
     for below, named in (

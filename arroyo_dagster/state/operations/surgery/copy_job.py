@@ -55,7 +55,7 @@ from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 from arroyo_dagster.state.storage.wrappers import Extended
 
 REASON = "a copy of the job is under way"
@@ -136,10 +136,7 @@ def check_target(source: ObjectStore, target: ObjectStore, paths: JobPaths) -> b
     """
     if source.url == target.url:
         raise InputError("source and target are the same checkpoint URL", url=target.url)
-    try:
-        data = target.read(paths.copy_marker)
-    except NotFoundError:
-        data = None
+    data = read_optional(target, paths.copy_marker)
     if data is not None:
         begun = decode_copy_marker(data, paths.copy_marker).source
         if begun != redact_url(source.url):

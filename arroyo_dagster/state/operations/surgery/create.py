@@ -52,7 +52,7 @@ from arroyo_dagster.state.operations.compaction.rewrite_publish import (
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.planning.restore.recovery import StartEmpty
-from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore, read_optional
 from arroyo_dagster.state.storage.wrappers import Extended
 
 _SINK_FILE = "file_sink"
@@ -305,7 +305,7 @@ def publish_created(
     change = change_record(
         held,
         checkpoint,
-        {path: held.read(path) if held.head(path) is not None else None for path in after},
+        {path: read_optional(held, path) for path in after},
         after,
         kind=ChangeKind.REBUILD,
         operation=plan.edit.name,

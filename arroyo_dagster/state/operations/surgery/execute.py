@@ -6,7 +6,7 @@ every new file was read back, and the epoch as it would be was verified. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -24,7 +24,6 @@ from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
@@ -48,7 +47,7 @@ from arroyo_dagster.state.operations.surgery.plan import (
     check_can_run,
     prepare_edit,
     request_of,
-    without_tables,
+    with_lists,
 )
 from arroyo_dagster.state.operations.surgery.rescale import check_rescaled
 from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, count_rows
@@ -111,9 +110,9 @@ def run_edit(
         return EditOutcome(plan=prepared.plan)
 
     def write(held: Leased, again: PreparedEdit) -> NewState:
-        written = _written(held, paths, again, run_options)
-        operators = tuple(_with_lists(operator, written) for operator in again.operators)
-        return NewState(operators, written.shards, tuple(_evidence(held, again, operators)))
+        lists, shards = _written(held, paths, again, run_options)
+        operators = tuple(with_lists(operator, lists) for operator in again.operators)
+        return NewState(operators, shards, tuple(_evidence(held, again, operators)))
 
     change = ChangeSteps(lambda held: prepare_edit(held, paths, directory, edit), write)
     return execute_change(store, paths, directory, prepared, change, run_options)
@@ -203,20 +202,12 @@ def execute_change(
 # ---- new files -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The new lists of files of the tables that change."""
-
-    pairs: Mapping[TableKey, tuple[StatePath, ...]]
-    rows: Mapping[TableKey, tuple[TimeFile, ...]]
-    shards: tuple[RewriteShard, ...]
-
-
 def _written(
     held: ObjectStore, paths: JobPaths, prepared: PreparedEdit, options: EditOptions
-) -> _Written:
+) -> tuple[dict[TableKey, Sequence[StatePath | TimeFile]], tuple[RewriteShard, ...]]:
+    """Return the new lists of files of the tables that change, and the shards written for them."""
     checkpoint = prepared.snapshot.checkpoint
-    pairs = {
+    lists: dict[TableKey, Sequence[StatePath | TimeFile]] = {
         (e.table.operator.operator, e.table.name): write_entries(held, paths, checkpoint, e)
         for e in prepared.entries
     }
@@ -240,8 +231,8 @@ def _written(
             job=paths.root,
             next_step="run it again; nothing was published",
         )
-    rows = {_key(row): _new_list(held, paths, prepared, row, shards) for row in prepared.rows}
-    return _Written(pairs, rows, tuple(shards))
+    lists |= {_key(row): _new_list(held, paths, prepared, row, shards) for row in prepared.rows}
+    return lists, tuple(shards)
 
 
 def _key(one: RewrittenRows) -> TableKey:
@@ -389,20 +380,3 @@ def _expired(
         for path in files.paths
         if path not in listed
     )
-
-
-def _with_lists(operator: OperatorCheckpoint, written: _Written) -> OperatorCheckpoint:
-    """Return an operator with the new lists; a table without a file vanishes, as Arroyo does it."""
-    tables = dict(operator.tables)
-    gone = []
-    for name, files in operator.tables.items():
-        key = operator.operator, name
-        if key in written.pairs:
-            assert isinstance(files, GlobalKeyedFiles)
-            tables[name] = replace(files, files=written.pairs[key])
-        elif key in written.rows:
-            assert isinstance(files, ExpiringTimeKeyFiles)
-            tables[name] = replace(files, files=written.rows[key])
-            if not written.rows[key]:
-                gone.append(key)
-    return without_tables(replace(operator, tables=tables), gone)

@@ -12,7 +12,7 @@ from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import OperatorId, TableName
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.job_facts import JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.rewrite import RewriteRule
@@ -37,7 +37,7 @@ from arroyo_dagster.state.model.surgery.plans import (
     WatermarkStep,
 )
 from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
@@ -498,14 +498,27 @@ def check_approved(digest: str, approved: str | None, **facts: Any) -> None:
         )
 
 
-def without_tables(operator: OperatorCheckpoint, gone: Sequence[TableKey]) -> OperatorCheckpoint:
-    """Return an operator without tables that no longer have a file, as Arroyo writes it."""
-    names = {name for owner, name in gone if owner == operator.operator}
-    return replace(
-        operator,
-        tables={name: files for name, files in operator.tables.items() if name not in names},
-        configs={name: config for name, config in operator.configs.items() if name not in names},
-    )
+def with_lists(
+    operator: OperatorCheckpoint, lists: Mapping[TableKey, Sequence[StatePath | TimeFile]]
+) -> OperatorCheckpoint:
+    """Return an operator with new lists of files. An expiring table without a file vanishes, as
+    Arroyo writes it.
+    """
+    tables, configs = dict(operator.tables), dict(operator.configs)
+    for name, files in operator.tables.items():
+        listed = lists.get((operator.operator, name))
+        if listed is None:
+            continue
+        if isinstance(files, GlobalKeyedFiles):
+            paths = tuple(file for file in listed if not isinstance(file, TimeFile))
+            tables[name] = replace(files, files=paths)
+        elif listed:
+            time_files = tuple(file for file in listed if isinstance(file, TimeFile))
+            tables[name] = replace(files, files=time_files)
+        else:
+            del tables[name]
+            configs.pop(name, None)
+    return replace(operator, tables=tables, configs=configs)
 
 
 # ---- earlier edits -------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ be passes verification.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -64,6 +63,7 @@ from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     check_not_rewritten,
     managed_job,
     nothing_lost,
+    read_whole,
 )
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
@@ -390,17 +390,11 @@ class LegacyRebuild:
         self, path: StatePath, decode: Callable[[bytes, str], _T], is_cut: Callable[[_T], bool]
     ) -> _T | None:
         """Return an object; None if it is missing, damaged or cut short, which is noted."""
-        try:
-            data = self.store.read(path)
-        except NotFoundError:
-            self.before[path] = None
-            return None
-        with contextlib.suppress(FormatError):
-            value = decode(data, path)
-            if identity_mismatch(self.paths, path, value) is None and not is_cut(value):
-                return value
-        self.before[path] = data
-        return None
+
+        def is_damaged(value: _T) -> bool:
+            return identity_mismatch(self.paths, path, value) is not None or is_cut(value)
+
+        return read_whole(self.store, path, decode, is_damaged, self.before)
 
     # ---- the checkpoint's own metadata -----------------------------------------------------------
 

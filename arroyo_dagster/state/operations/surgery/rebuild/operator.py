@@ -4,8 +4,10 @@ it would be, and refusals that both layouts share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError, InputError, ProtocolError
 from arroyo_dagster.state.model.changes import ChangeKind, JobHead, is_change_of
@@ -23,8 +25,10 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.footers import read_stored_file
 from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore, read_optional
 from arroyo_dagster.state.storage.wrappers import Extended
+
+_T = TypeVar("_T")
 
 
 def cannot_rebuild(paths: JobPaths, epoch: Epoch, reason: str) -> ProtocolError:
@@ -330,6 +334,24 @@ class RebuiltEpoch:
         It looks the same before they are written and afterwards.
         """
         return Extended(store, self.after)
+
+
+def read_whole(
+    store: ObjectStore,
+    path: StatePath,
+    decode: Callable[[bytes, str], _T],
+    is_damaged: Callable[[_T], bool],
+    before: dict[StatePath, bytes | None],
+) -> _T | None:
+    """Read an object; None if it is missing or damaged: then `before` gets its bytes, or None."""
+    data = read_optional(store, path)
+    if data is not None:
+        with contextlib.suppress(FormatError):
+            value = decode(data, path)
+            if not is_damaged(value):
+                return value
+    before[path] = data
+    return None
 
 
 def managed_job(paths: JobPaths) -> InputError:
