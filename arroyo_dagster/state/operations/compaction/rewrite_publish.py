@@ -1,10 +1,10 @@
-"""Publish rewritten files: overwrite the metadata of one epoch of an Arroyo job in place."""
+"""Publish a change: overwrite the metadata of one epoch of an Arroyo job in place."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
@@ -14,15 +14,7 @@ from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.rewrite import (
-    RewriteOutcome,
-    RewritePlan,
-    RewriteShard,
-    TableRewrite,
-)
-from arroyo_dagster.state.model.tables import TimeFile
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
@@ -32,56 +24,9 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     overwrite,
 )
 from arroyo_dagster.state.operations.gc.pins import forget_changes, keep_change
-from arroyo_dagster.state.planning.compaction.plan import forecast
-from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.wrappers import Extended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """Options of a publication; attributes as of `RewriteOptions`."""
-
-    verify_level: int
-    now_micros: int
-    on_published: Callable[[RewriteOutcome], None]
-
-
-def publish(
-    held: Leased,
-    work: Unchanged,
-    plan: RewritePlan,
-    parts: Sequence[RewriteShard],
-    left_out: Sequence[LeftOut],
-    publication: Publication,
-) -> RewriteOutcome:
-    files, taken = _new_files(plan, parts, left_out)
-    after = rewritten(work.snapshot.checkpoint, files)
-    objects = encoded_objects(work.snapshot, after)
-    left = (*plan.left_out, *_left_out_once(left_out))
-    outcome = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
-    if not objects:
-        return outcome
-    gone = {path for part in outcome.parts for path in part.merged.input_paths}
-    done = replace(_with_result(outcome, work, after), published=True)
-    change = change_record(
-        held,
-        work.snapshot.checkpoint,
-        {path: work.snapshot.objects[path] for path in objects},
-        objects,
-        kind=ChangeKind.COMPACTION,
-        operation=None,
-        digest=None,
-        created_at_micros=publication.now_micros,
-        inputs=tuple(sorted(gone)),
-    )
-
-    def published(path: StatePath) -> None:
-        publication.on_published(replace(done, record=path))
-
-    path = publish_change(held, work, change, objects, publication.verify_level, published)
-    return replace(done, record=path)
 
 
 def change_record(
@@ -234,42 +179,6 @@ def _check_files_left(held: Leased, work: Unchanged) -> None:
         raise FormatError(f"{len(gone)} files of its original lists are missing", path=gone[0])
 
 
-def _new_files(
-    plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
-) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
-    """Return the tables that get new files. If one table of an aggregate is left out, both are."""
-    stuck = {left.operator for left in left_out if _of_aggregate(plan, left)}
-    stuck_tables = {(left.operator, left.table) for left in left_out}
-    files: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
-    taken: list[RewriteShard] = []
-    for table in plan.tables:
-        key = (table.operator, table.table)
-        mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
-        outputs = [file for part in mine for file in _outputs(part)]
-        # A table without a remaining row would vanish from the epoch; Arroyo itself drops it later.
-        if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
-            continue
-        files[key] = (table, outputs)
-        taken += mine
-    return files, taken
-
-
-def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
-    return any(
-        (table.operator, table.table) == (one.operator, one.table) and table.rule.aggregate
-        for table in plan.tables
-    )
-
-
-def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
-    """Keep only the first reason of each table."""
-    return list({(left.operator, left.table): left for left in reversed(left_out)}.values())
-
-
-def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
-    return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
-
-
 def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]:
     """Return the metadata objects to overwrite, with their new bytes."""
     if after == snapshot.checkpoint:
@@ -293,19 +202,3 @@ def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath,
 def _check_reads(same: bool, path: StatePath) -> None:
     if not same:
         raise ProtocolError("metadata would read back different from what was intended", path=path)
-
-
-def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:
-    new = {file.path: part for part in found.parts for file in _outputs(part)}
-    sizes = {**work.sizes, **{path: part.size_bytes_out for path, part in new.items()}}
-    listed = set(after.paths)
-    return replace(
-        found,
-        unlisted=tuple(
-            source.file.path
-            for table in found.plan.tables
-            for source in table.inputs
-            if source.file.path not in listed and source.file.epoch == found.plan.epoch
-        ),
-        after=forecast(after, sizes, found.plan.parallelism),
-    )
