@@ -33,7 +33,6 @@ from arroyo_dagster.state.model.surgery.plans import (
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
@@ -64,6 +63,7 @@ from arroyo_dagster.state.operations.surgery.plan import (
     check_can_run,
     editable_snapshot,
     preconditions,
+    with_lists,
 )
 from arroyo_dagster.state.operations.surgery.watermarks import WatermarkChanges, watermark_changes
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
@@ -130,21 +130,20 @@ class BootstrapJob:
         check_can_run(self.paths, prepared.snapshot, prepared.plan, run_options.approved)
 
         def write(held: Leased, again: _Prepared) -> NewState:
-            rows = {key: self._written(held, again, key) for key in self.tables}
             checkpoint = again.snapshot.checkpoint
-            pairs = {
-                (changed.table.operator.operator, changed.table.name): write_entries(
-                    held, self.paths, checkpoint, changed
-                )
-                for changed in again.entries
+            lists: dict[TableKey, Sequence[StatePath | TimeFile]] = {
+                key: files for key in self.tables if (files := self._written(held, again, key))
             }
+            for changed in again.entries:
+                table = changed.table.operator.operator, changed.table.name
+                lists[table] = write_entries(held, self.paths, checkpoint, changed)
             check_not_cancelled(self.paths, run_options.cancelled)
             return NewState(
                 tuple(
                     without_rows(
                         held,
                         checkpoint,
-                        _with_lists(operator, rows, pairs),
+                        with_lists(operator, lists),  # a table without rows is emptied
                         [name for owner, name in again.emptied if owner == operator.operator],
                     )
                     for operator in again.operators
@@ -456,21 +455,6 @@ def _half_given(steps: list[TableStep], tables: tuple[BootstrapTable, ...]) -> I
                 f"{step.operator}.{step.table} starts empty beside computed rows of its operator: "
                 "outputs lack what it would hold"
             )
-
-
-def _with_lists(
-    operator: OperatorCheckpoint,
-    rows: Mapping[TableKey, tuple[TimeFile, ...]],
-    pairs: Mapping[TableKey, tuple[StatePath, ...]],
-) -> OperatorCheckpoint:
-    tables = dict(operator.tables)
-    for name, files in operator.tables.items():
-        key = operator.operator, name
-        if key in rows and isinstance(files, ExpiringTimeKeyFiles):
-            tables[name] = replace(files, files=rows[key])
-        elif key in pairs and isinstance(files, GlobalKeyedFiles):
-            tables[name] = replace(files, files=pairs[key])
-    return replace(operator, tables=tables)
 
 
 # ---- which sessions of a session window are open: its table `e`, beside the rows in `s` ----------
