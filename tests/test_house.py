@@ -40,7 +40,7 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_230,
     "state.model": 6_170,
-    "state.operations": 29_854,
+    "state.operations": 29_804,
     "state.planning": 11_520,
     "state.storage": 6_047,
     "state.tables": 8_099,

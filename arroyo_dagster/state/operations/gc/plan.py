@@ -187,11 +187,11 @@ def _plan(
     stored = request.listing
     if stored is not None:
         check_age(stored, paths, now, request.grace_micros)
-        listing = list_with(store, paths, stored, on_progress)
-        roots = read_listed(store, listing.found, on_progress)
-        check_complete(store, stored, roots, listing.found.files)
-        plan = _orphans(request, listing.found, roots, now, needed_answer(request, roots, before))
-        return rechecked(store, with_newer(plan, listing.newer), stored, items)
+        inventory, newer = list_with(store, paths, stored, on_progress)
+        roots = read_listed(store, inventory, on_progress)
+        check_complete(store, stored, roots, inventory.files)
+        plan = _orphans(request, inventory, roots, now, needed_answer(request, roots, before))
+        return rechecked(store, with_newer(plan, newer), stored, items)
     try:
         inventory, roots = read_inventory(store, paths, on_progress)
     except (FormatError, ProtocolError, NotFoundError) as error:

@@ -10,7 +10,7 @@ Source: docs/spec/state-surgery.md, `Create a whole epoch`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.derived import encode
@@ -99,8 +99,7 @@ def begun_snapshot(
         ref = paths.legacy_metadata(epoch)
     else:
         begun = None
-        empty = empty_generation(store, paths, answer.facts)
-        epoch, generation = empty.epoch, empty.number
+        generation, _, epoch = empty_generation(store, paths, answer.facts)
         ref = paths.manifest(generation, epoch)
     began_micros = None if begun is None else begun.start_time_micros
     checkpoint = Checkpoint(
@@ -323,8 +322,8 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
     """Return the metadata of an epoch, by path; what makes it exist comes last."""
     paths = work.paths
     if paths.layout is Layout.PROTOCOL:
-        generation = empty_generation(store, paths, work.snapshot.answer.facts)
-        return first_epoch(generation, checkpoint)
+        number, manifest, _ = empty_generation(store, paths, work.snapshot.answer.facts)
+        return first_epoch(number, manifest, checkpoint)
     objects = {
         paths.operator_metadata(operator.operator, checkpoint.epoch): encode_operator(operator)
         for operator in checkpoint.operators
@@ -343,22 +342,11 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
 _RUN_ONCE = "let the job run, stop it, and call this again"
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyGeneration:
-    """The worker generation of a stopped job whose next start finds no checkpoint.
-
-    Attributes:
-        epoch: the number for the first epoch: that of which files were written, else 1.
-    """
-
-    number: WorkerGeneration
-    epoch: Epoch
-    path: StatePath
-    manifest: GenerationManifest
-
-
-def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> EmptyGeneration:
-    """Return the worker generation of a job whose next start finds no checkpoint.
+def empty_generation(
+    store: ObjectStore, paths: JobPaths, facts: JobFacts
+) -> tuple[WorkerGeneration, GenerationManifest, Epoch]:
+    """Return the worker generation of a job whose next start finds no checkpoint, its manifest, and
+    the number for the first epoch: that of which files were written, else 1.
 
     Raises:
         InputError: the job never ran; its next start finds a checkpoint; a source names another
@@ -413,17 +401,19 @@ def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> Em
             next_step="`arroyo-state undo` deletes that of an earlier call; otherwise let the "
             "job finish a checkpoint",
         )
-    return EmptyGeneration(number, epoch, path, manifest)
+    return number, manifest, epoch
 
 
-def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
+def first_epoch(
+    number: WorkerGeneration, generation: GenerationManifest, checkpoint: Checkpoint
+) -> dict[StatePath, bytes]:
     """Return the objects of the epoch, in the order in which they are written."""
     assert checkpoint.pipeline is not None
     ref = checkpoint.ref
     manifest = Manifest(
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
-        worker_generation=generation.number,
+        worker_generation=number,
         epoch=checkpoint.epoch,
         min_epoch=checkpoint.min_epoch,
         start_time_micros=checkpoint.start_time_micros,
@@ -435,7 +425,7 @@ def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[Sta
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
         epoch=checkpoint.epoch,
-        worker_generation=generation.number,
+        worker_generation=number,
         parent_ref=None,
         checkpoint_ref=ref,
         created_at_micros=checkpoint.finish_time_micros,
@@ -443,6 +433,6 @@ def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[Sta
     paths = JobPaths(checkpoint.job, checkpoint.pipeline)
     return {
         ref: encode_manifest(manifest),
-        generation.path: encode(replace(generation.manifest, latest_ref=ref)),
+        paths.generation_manifest(number): encode(replace(generation, latest_ref=ref)),
         paths.epoch_record(checkpoint.epoch): encode(record),
     }

@@ -94,7 +94,7 @@ def plan_rebuild(
             verification.
         FormatError: a data file of the epoch is broken.
     """
-    return _prepare(store, paths, directory, epoch).plan
+    return _prepare(store, paths, directory, epoch)[0]
 
 
 def run_rebuild(
@@ -116,14 +116,13 @@ def run_rebuild(
             at rest.
     """
     run_options = options or EditOptions()
-    prepared = _prepare(store, paths, directory, epoch)
-    check_can_run(paths, prepared.snapshot, prepared.plan, run_options.approved)
+    planned, snapshot = _prepare(store, paths, directory, epoch)
+    check_can_run(paths, snapshot, planned, run_options.approved)
     with lease(store, paths, "arroyo-state rebuild", LeaseOptions.of(run_options)) as held:
         began = run_options.clock()
         # The previous holder of the lease may have changed the job.
-        again = _prepare(held, paths, directory, prepared.plan.epoch)
-        plan, snapshot = again.plan, again.snapshot
-        check_can_run(paths, snapshot, plan, prepared.plan.digest)
+        plan, snapshot = _prepare(held, paths, directory, planned.epoch)
+        check_can_run(paths, snapshot, plan, planned.digest)
         wait_until_quiet(snapshot, began, run_options)
         change = change_record(
             held,
@@ -147,15 +146,9 @@ def run_rebuild(
 # ---- planning ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedRebuild:
-    plan: RebuildPlan
-    snapshot: JobSnapshot
-
-
 def _prepare(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory, epoch: int | None
-) -> _PreparedRebuild:
+) -> tuple[RebuildPlan, JobSnapshot]:
     # List first: objects written meanwhile then count as changed.
     listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
@@ -180,7 +173,7 @@ def _prepare(
     check_restorable(view, paths, plan.epoch, _VERIFY_LEVEL)
     guards = guards_of(view, paths, rebuilt.checkpoint)
     snapshot = JobSnapshot(answer, rebuilt.checkpoint, {}, guards, listing, why_not)
-    return _PreparedRebuild(plan, snapshot)
+    return plan, snapshot
 
 
 def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
