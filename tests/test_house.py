@@ -40,8 +40,8 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_230,
     "state.model": 6_170,
-    "state.operations": 29_804,
-    "state.planning": 11_520,
+    "state.operations": 29_795,
+    "state.planning": 11_514,
     "state.storage": 6_047,
     "state.tables": 8_099,
 }

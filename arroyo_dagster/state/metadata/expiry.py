@@ -26,7 +26,7 @@ from arroyo_dagster.state.planning.gc.expiry import (
     retention_since,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.partially_collected import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import DELETE_BATCH, delete_all
 

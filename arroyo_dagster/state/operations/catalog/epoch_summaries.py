@@ -18,11 +18,11 @@ from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_pro
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs, stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.planning.restore.partially_collected import (
     Remains,
     lies_at_the_bucket_root,
     partially_collected,
+    rolled_back,
 )
 from arroyo_dagster.state.planning.restore.reads import Attempt, unfinished_attempts
 from arroyo_dagster.state.storage.concurrency import concurrently

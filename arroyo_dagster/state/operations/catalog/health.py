@@ -475,7 +475,7 @@ def _hashes(store: ObjectStore, path: StatePath) -> Iterator[_Numbers]:
             yield batch.column(0).to_numpy(zero_copy_only=False)
 
 
-# ---- epochs and their figures --------------------------------------------------------------------
+# ---- the metadata of several epochs of a job, and their numbers ----------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

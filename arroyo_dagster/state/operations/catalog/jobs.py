@@ -339,7 +339,7 @@ def summarise_job(store: ObjectStore, paths: JobPaths) -> JobSummary:
     )
 
 
-# ---- prefixes without a job ----------------------------------------------------------------------
+# ---- prefixes below a checkpoint URL that no job uses --------------------------------------------
 
 
 def find_abandoned(

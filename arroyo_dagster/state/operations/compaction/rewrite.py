@@ -37,7 +37,7 @@ from arroyo_dagster.state.model.rewrite import (
 from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
-from arroyo_dagster.state.operations.compaction.forecasts import forecast_rewrites
+from arroyo_dagster.state.operations.compaction.plan import forecast_rewrites
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     ListedJob,

@@ -501,7 +501,7 @@ def is_arroyo_job(store: ObjectStore, paths: JobPaths) -> bool:
         return False
 
 
-# ---- when a stopped job is quiet -----------------------------------------------------------------
+# ---- when a stopped job is quiet: its controller cleans up for a while ---------------------------
 
 _LONG_AGO = 10
 """A job that stopped this many quiet periods ago is quiet, if its objects do not change."""

@@ -485,7 +485,7 @@ def matching(found: Iterable[StoredObject], wanted: PathsDigest) -> Iterator[Sto
     return (file for file in found if file.path in wanted)
 
 
-# ---- remains of interrupted writes ---------------------------------------------------------------
+# ---- what killed writes have left on local disk, in no listing -----------------------------------
 
 OLD_MICROS = 24 * 3_600_000_000
 """No write takes so long; one that stood still meanwhile fails, and says so to its caller."""

@@ -312,7 +312,7 @@ def unpin_changes(
     return [paths.changes / name for name in named]
 
 
-# ---- the backlog of an expiry --------------------------------------------------------------------
+# ---- the backlog of the expiry of old epochs by their number -------------------------------------
 
 
 def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:

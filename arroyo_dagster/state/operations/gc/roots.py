@@ -31,7 +31,7 @@ from arroyo_dagster.state.planning.gc.epoch_roots import (
     rolled_back_root,
 )
 from arroyo_dagster.state.planning.gc.reachability import check_roots, refuse
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.partially_collected import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
@@ -242,7 +242,7 @@ def legacy_epoch(reader: Reader, epoch: Epoch) -> EpochRoot | None:
     return replace(legacy_root(paths, head, operators), roots=reader.taken((ref, *names.values())))
 
 
-# ---- times of the store --------------------------------------------------------------------------
+# ---- when epochs were written, by the store's clock; ages depend on it ---------------------------
 
 
 def with_store_times(

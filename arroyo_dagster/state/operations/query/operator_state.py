@@ -144,7 +144,7 @@ def _frame(table: EpochTable) -> tuple[pl.DataFrame, list[str]]:
     return frame.with_columns(time), keys
 
 
-# ---- what a restore reads ------------------------------------------------------------------------
+# ---- what a restore would cost, also at another parallelism --------------------------------------
 
 FILE_SECONDS, MANAGED_FILE_SECONDS, BYTES_A_SECOND = 0.060, 0.003, 30_000_000
 """To open a file of an Arroyo job, which reads one after the other, and of a managed job, which

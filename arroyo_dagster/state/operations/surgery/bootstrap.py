@@ -503,7 +503,7 @@ def _starts_of(operator: OperatorId, tables: Sequence[GlobalTable]) -> GlobalTab
     )
 
 
-# ---- columns of computed rows --------------------------------------------------------------------
+# ---- whether computed columns fit their table, before any row is computed ------------------------
 
 
 def column_errors(place: str, found: pa.Schema, wanted: pa.Schema) -> Iterator[InputError]:

@@ -521,7 +521,7 @@ def with_lists(
     return replace(operator, tables=tables, configs=configs)
 
 
-# ---- earlier edits -------------------------------------------------------------------------------
+# ---- no earlier edit may stand in the way of another one -----------------------------------------
 
 _ABSOLUTE = "give absolute positions"
 

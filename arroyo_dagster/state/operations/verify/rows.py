@@ -329,7 +329,7 @@ def _removal_error(operations: Iterable[bytes]) -> str | None:
     return None if strange is None else f"{strange.hex()} is not an operation on a key"
 
 
-# ---- keys ----------------------------------------------------------------------------------------
+# ---- keys that several subtasks wrote, and the hash that routed the rows -------------------------
 
 _SAMPLED_FILES = 8
 _SAMPLED_ROWS = 256

@@ -471,7 +471,7 @@ def _forecast_sizes(
     return sizes
 
 
-# ---- a plan that was made earlier ----------------------------------------------------------------
+# ---- whether a plan that was made earlier may still be executed ----------------------------------
 
 
 def check_plan(

@@ -185,7 +185,7 @@ _RULES: dict[CompactionPolicy, _Rule] = {
 }
 
 
-# ---- order and budget ----------------------------------------------------------------------------
+# ---- the order of merges or rewrites, and how many fit into a budget -----------------------------
 
 
 class Costly(Protocol):
@@ -252,7 +252,7 @@ def within_budget(
     return taken, left
 
 
-# ---- shards of a merge that run in parallel ------------------------------------------------------
+# ---- shards of a merge, which can run in parallel ------------------------------------------------
 
 
 def shards_of(merge: Merge, shard_bytes: int, *, divisible: bool) -> list[Merge]:

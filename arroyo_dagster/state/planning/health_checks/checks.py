@@ -34,6 +34,9 @@ _STALLED_EPOCHS = 10
 _GAPS_NAMED = 3
 
 
+# ---- epochs in time: overdue, slow, missing, stalled, not committed ------------------------------
+
+
 def newest_epoch_readable(facts: HealthFacts, limits: HealthLimits) -> Found:
     """Find a job whose newest epoch cannot be read. Other checks do not judge it."""
     if facts.age.problem is None:
@@ -163,7 +166,7 @@ def commits_finish(facts: HealthFacts, limits: HealthLimits) -> Found:
     return [warning("commit-overdue", facts.job, evidence, step)]
 
 
-# ---- storage -------------------------------------------------------------------------------------
+# ---- bytes: read, written, stored and pinned -----------------------------------------------------
 
 
 def journal_complete(facts: HealthFacts, limits: HealthLimits) -> Found:
@@ -271,7 +274,7 @@ def pins_small(facts: HealthFacts, limits: HealthLimits) -> Found:
     return findings
 
 
-# ---- tables --------------------------------------------------------------------------------------
+# ---- the tables of the newest epoch --------------------------------------------------------------
 
 _LEAST_FILES = 50
 

@@ -254,7 +254,7 @@ def lost_epochs(
                 yield Epoch(number)
 
 
-# ---- records of a job that this one is a copy of -------------------------------------------------
+# ---- copies under another name, whose metadata names the original's objects ----------------------
 
 
 def check_own(

@@ -139,7 +139,7 @@ def check_overrides(
             )
 
 
-# ---- values of a document, checked by place ------------------------------------------------------
+# ---- values of a document, checked by place; errors together -------------------------------------
 
 
 def mapping_at(place: str, value: Any) -> Mapping[Any, Any]:

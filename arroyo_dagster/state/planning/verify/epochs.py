@@ -296,7 +296,7 @@ def waiting_findings(
             yield error("file-doubled", both[0], evidence, KEEP_AND_REPORT)
 
 
-# ---- positions of sources ------------------------------------------------------------------------
+# ---- how far sources have read, from one epoch to the next ---------------------------------------
 
 Positions = Mapping[tuple[str, str, str], int]
 """By operator, table and partition: an offset, or a number of records, lines or events."""

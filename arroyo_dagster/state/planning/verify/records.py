@@ -123,7 +123,8 @@ def version_findings(path: StatePath, version: int) -> Iterator[Finding]:
         yield warning("record-version", path, evidence, step)
 
 
-# ---- the legacy layout ---------------------------------------------------------------------------
+# ---- an epoch of the legacy layout, and earlier ones that cleanup needs --------------------------
+# Source: crates/arroyo-state/src/parquet.rs, `cleanup_operator` (arroyo-state.md 9.4 and 9.6).
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

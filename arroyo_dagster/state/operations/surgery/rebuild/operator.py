@@ -312,7 +312,7 @@ class LostOperator:
         return cannot_rebuild(self.paths, self.epoch, reason)
 
 
-# ---- the epoch -----------------------------------------------------------------------------------
+# ---- an epoch as its rebuilt metadata would describe it, and refusals ----------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
