@@ -14,7 +14,7 @@ import gc
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -28,18 +28,7 @@ _NAMED_BEFORE_AT = re.compile(r"(?:abfss?|wasbs?|r2)", re.IGNORECASE)
 _AT = "@\N{FULLWIDTH COMMERCIAL AT}\N{SMALL COMMERCIAL AT}"  # urllib treats them all as `@`
 _BEHIND_PATH = re.compile(r"[?#;]")
 _URL_IN_TEXT = re.compile(r"(?:s3a?::|jdbc:)?\b[a-z][a-z0-9+.\-]*://[^\s\"'<>]*", re.IGNORECASE)
-_NAMES = (
-    "secret",
-    "passw",
-    "token",
-    "credential",
-    "api",
-    "account",
-    "auth",
-    "access",
-    "sig",
-    "sas",
-)
+_NAMES = re.compile("secret|passw|token|credential|api|account|auth|access|sig|sas")
 _NAMED_VALUE = re.compile(
     r"(?P<name>(?:secret|passw(?:or)?d|(?<!Invalid)(?<!Expired)token|signature(?!Does)|credential"
     r"|api[_-]?key|account[_-]?key|authorization|sharedaccesskey|\bsig\b|\bsas\b)"
@@ -199,8 +188,7 @@ def redact_text(text: str) -> str:
     text = _without_known(text, least=1)
     if "://" in text:
         text = _URL_IN_TEXT.sub(lambda found: redact_url(found[0]), text)
-    lowered = text.lower()
-    if any(name in lowered for name in _NAMES):
+    if _NAMES.search(text.lower()):
         text = _NAMED_VALUE.sub(lambda found: f"{found['name']}{HIDDEN}", text)
     return _SENT.sub(lambda found: f"{found['name']} {HIDDEN}", text)
 
@@ -281,19 +269,30 @@ def _coded(letter: str) -> str:
 
 
 @contextlib.contextmanager
-def without_finalizers() -> Iterator[None]:
-    """Pause the collector of cycles while an error with secrets is replaced by another one.
+def replaced(
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    replacement: Callable[[Any], ArroyoStateError],
+) -> Iterator[None]:
+    """Replace errors of other libraries by errors of ours. No cause has a secret, also of an error
+    of ours that was raised within.
 
-    Otherwise a finalizer of another library may run in this thread in between, and what it logs
-    or prints shows the error that is being handled as its context.
+    The collector of cycles pauses meanwhile. Otherwise a finalizer of another library may run in
+    this thread, and what it logs or prints shows the error that is being handled as its context.
     """
-    enabled = gc.isenabled()
-    gc.disable()
     try:
         yield
-    finally:
-        if enabled:
-            gc.enable()
+    except ArroyoStateError as error:
+        redact_causes(error)
+        raise
+    except kinds as error:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            raise replacement(error) from redacted_cause(error)
+        finally:
+            if enabled:
+                gc.enable()
+                gc.collect(0)  # here, where the replacement is the error that is being handled
 
 
 class RedactedError(Exception):

@@ -28,26 +28,26 @@ MOST_PARAMETERS = 7
 MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
-    "": 1_042,
+    "": 1_041,
     "cli": 9_806,
     "dataflow": 20_643,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
     "sdf_testing": 139,
-    "spark": 7_241,
+    "spark": 7_232,
     "state.codec": 7_655,
     "state.errors": 5,
-    "state.metadata": 3_234,
-    "state.model": 6_227,
-    "state.operations": 30_128,
-    "state.planning": 11_552,
-    "state.storage": 6_050,
+    "state.metadata": 3_230,
+    "state.model": 6_170,
+    "state.operations": 29_808,
+    "state.planning": 11_514,
+    "state.storage": 6_047,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 92_807
+MOST_LINES_OF_TESTS = 92_805
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -27,11 +27,11 @@ from arroyo_dagster.cli.tables import TableCell
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.units import format_bytes, plural
-from arroyo_dagster.state.operations.catalog.abandoned import find_abandoned
 from arroyo_dagster.state.operations.catalog.epoch_summaries import EpochSummary, list_epochs
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import (
     JobSummary,
+    find_abandoned,
     find_job,
     list_prefixes,
     paths_of,
@@ -39,7 +39,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     unlisted,
 )
 from arroyo_dagster.state.planning.abandoned import AbandonedPrefix
-from arroyo_dagster.state.planning.compaction.availability import maintenance_of
+from arroyo_dagster.state.planning.compaction.rewrite import maintenance_of
 from arroyo_dagster.state.planning.restore.reads import check_root, job_watermark_micros
 
 

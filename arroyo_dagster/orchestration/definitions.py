@@ -365,7 +365,7 @@ class _Parts:
 
     def _expiry_backlog(self, tools: Tools, pipeline: ListedPipeline) -> int:
         """How many epochs are to expire by their number."""
-        from arroyo_dagster.state.operations.gc.expire import expiry_backlog
+        from arroyo_dagster.state.operations.gc.pins import expiry_backlog
 
         keep = self.options.maintenance.gc.keep_epochs or 2
         return expiry_backlog(tools.store.reading(), pipeline.paths, keep)

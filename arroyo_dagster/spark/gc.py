@@ -14,17 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 from arroyo_dagster.spark.items import SparkItems
 from arroyo_dagster.spark.thresholds import SparkThresholds
 from arroyo_dagster.state.metadata.lease import Leased
-from arroyo_dagster.state.model.aliases import second_names
+from arroyo_dagster.state.model.aliases import PathsDigest, second_names
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import (
-    GcPlan,
-    Moved,
-    PathsDigest,
-    PlanKind,
-    Roots,
-    UndeletePlan,
-)
-from arroyo_dagster.state.model.ids import Epoch, StatePath
+from arroyo_dagster.state.model.garbage import GcPlan, Moved, PlanKind, Roots, UndeletePlan
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import NOTHING, Packed
@@ -38,9 +31,9 @@ from arroyo_dagster.state.operations.gc.inventory import (
     list_job,
     matching,
     read_listed,
+    with_remains,
 )
 from arroyo_dagster.state.operations.gc.plan import GcRequest, needed_answer, plan_gc, retention_now
-from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH
 from arroyo_dagster.state.operations.gc.roots import newest_root
 from arroyo_dagster.state.operations.gc.steps import Delete, delete_here
@@ -164,6 +157,8 @@ def run_undelete_on_spark(
 
 P = TypeVar("P")
 R = TypeVar("R")
+ListBelow = Callable[..., Inventory]
+"""Lists one directory of the job, which a keyword names. Runs in a worker."""
 
 
 def plan_with(items: SparkItems) -> Callable[..., GcPlan]:
@@ -202,15 +197,6 @@ def _choice(
     return items.choose(step, WorkAmount(objects=sum(1 for _ in listed)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """The job whose directories workers list."""
-
-    store: ObjectStore
-    paths: JobPaths
-    newest: Epoch
-
-
 def plan_on(
     items: ItemRunner,
     choice: EngineChoice,
@@ -245,10 +231,10 @@ def plan_on(
     if newest is None:
         raise refuse(NO_EPOCH, paths)
     directories = directories_of(store, paths)
-    place = _Place(store, paths, newest.epoch)
+    list_below = partial(list_job, store, paths, newest.epoch)
     beside = list_beside(store, paths, newest.epoch, directories)
     ones = [1] * len(directories)
-    parts = items.run(choice, partial(_inventory, place), directories, ones)
+    parts = items.run(choice, partial(_inventory, list_below), directories, ones)
     inventory = _joined([beside, *parts])
     if not inventory.listed:
         raise refuse("the listing is empty, but an epoch exists", paths, path=newest.ref)
@@ -262,7 +248,7 @@ def plan_on(
     def run(function: Callable[[P], R], places: Sequence[P]) -> list[R]:
         return items.run(choice, function, places, [1] * len(places))
 
-    facts = _Facts(place, inventory, roots, answer, now)
+    facts = _Facts(store, list_below, inventory, roots, answer, now)
     if request.kind is PlanKind.ORPHANS:
         return with_remains(store, _orphans(run, facts, request, directories))
     return _expiry(run, facts, request, directories)
@@ -270,7 +256,8 @@ def plan_on(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    place: _Place
+    store: ObjectStore
+    list_below: ListBelow
     inventory: Inventory
     roots: Roots
     answer: JobAnswer | None
@@ -294,7 +281,7 @@ def _orphans(
     )
     return plan_orphans(
         standing,
-        run(partial(_judged, facts.place, standing), directories),
+        run(partial(_judged, facts.list_below, standing), directories),
         inventory.metadata,
         inventory.foreign,
         listed=inventory.listed,
@@ -312,7 +299,7 @@ def _expiry(
     inventory = facts.inventory
     plan = plan_expiry(
         facts.roots,
-        retention_now(facts.place.store, request, facts.roots),
+        retention_now(facts.store, request, facts.roots),
         now_micros=facts.now_micros,
         answer=facts.answer,
         listed_from=inventory.newest,
@@ -329,14 +316,14 @@ def _expiry(
     by_directory = {
         directory: tuple(below[directory]) for directory in directories if directory in below
     }
-    packed = run(partial(_measured, facts.place), list(by_directory.items()))
+    packed = run(partial(_measured, facts.list_below), list(by_directory.items()))
     files = Packed.joined(packed)
     return measured(plan, files, inventory.metadata, inventory.maintenance, inventory.foreign)
 
 
-def _inventory(place: _Place, directory: StatePath) -> Inventory:
+def _inventory(list_below: ListBelow, directory: StatePath) -> Inventory:
     """Return the inventory of one directory, with the number of its files instead of the files."""
-    inventory = list_job(place.store, place.paths, place.newest, below=directory)
+    inventory = list_below(below=directory)
     return replace(inventory, files=NOTHING, beside=len(inventory.files))
 
 
@@ -351,13 +338,13 @@ def _joined(parts: list[Inventory]) -> Inventory:
     )
 
 
-def _judged(place: _Place, standing: OrphanRules, directory: StatePath) -> ClassifiedObjects:
-    inventory = list_job(place.store, place.paths, place.newest, below=directory)
-    return judge_below(standing, f"{directory}/", inventory.files)
+def _judged(
+    list_below: ListBelow, standing: OrphanRules, directory: StatePath
+) -> ClassifiedObjects:
+    return judge_below(standing, f"{directory}/", list_below(below=directory).files)
 
 
-def _measured(place: _Place, wanted: tuple[StatePath, tuple[StatePath, ...]]) -> Packed:
+def _measured(list_below: ListBelow, wanted: tuple[StatePath, tuple[StatePath, ...]]) -> Packed:
     """Return the files of a directory that are wanted, as listed."""
     directory, paths = wanted
-    inventory = list_job(place.store, place.paths, place.newest, below=directory)
-    return Packed(matching(inventory.files, PathsDigest(paths)))
+    return Packed(matching(list_below(below=directory).files, PathsDigest(paths)))

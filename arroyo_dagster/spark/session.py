@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.optional_packages import check_spark, explained_imports
-from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_settings
+from arroyo_dagster.redaction import redact_text, redact_url, register_settings, replaced
 from arroyo_dagster.spark import fast_start
 from arroyo_dagster.spark.settings import (
     MASTER,
@@ -236,16 +236,17 @@ def _start_connect(choice: SparkChoice, settings: SparkSettings) -> SparkSession
         for package in _CONNECT_PACKAGES:
             importlib.import_module(package)
     address = urlsplit(choice.target)
-    try:
-        # A client would try for ten minutes.
-        where = (address.hostname or "", address.port or _CONNECT_PORT)
-        socket.create_connection(where, _CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        raise StorageError(
+    with replaced(
+        (OSError, ValueError),
+        lambda error: StorageError(
             f"the Spark Connect server does not answer ({redact_text(str(error))})",
             remote=redact_url(choice.target),
             next_step="check the URL, and that the server runs: sbin/start-connect-server.sh",
-        ) from redacted_cause(error)
+        ),
+    ):
+        # A client would try for ten minutes.
+        where = (address.hostname or "", address.port or _CONNECT_PORT)
+        socket.create_connection(where, _CONNECT_SECONDS).close()
     conf = settings.conf_with_packages
     for name in (MASTER, fast_start.SETTING):
         conf.pop(name, None)
@@ -259,15 +260,16 @@ def _started(conf: Mapping[str, str], target: str) -> SparkSession:
     builder = SparkSession.builder.appName("arroyo-dagster")
     for name, value in conf.items():
         builder = builder.config(name, value)
-    try:
-        return builder.getOrCreate()
-    except (PySparkException, OSError) as error:
-        raise StorageError(
+    with replaced(
+        (PySparkException, OSError),
+        lambda error: StorageError(
             f"Spark did not start ({redact_text(str(error))})",
             master=redact_url(target),
             retryable=False,
             next_step="check that `java -version` says 17 or newer, and that the master answers",
-        ) from redacted_cause(error)
+        ),
+    ):
+        return builder.getOrCreate()
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from unittest import mock
 from arroyo_dagster.state import JobPaths, StatePath
 from arroyo_dagster.state.codec import gc as collecting
 from arroyo_dagster.state.codec import references
-from arroyo_dagster.state.model import garbage as model
-from arroyo_dagster.state.model import ids
+from arroyo_dagster.state.model import aliases, ids
 from arroyo_dagster.state.operations.gc import inventory as inventory
 from arroyo_dagster.state.operations.gc import quarantine, undelete
 from arroyo_dagster.state.operations.gc import root_reader as roots_read
@@ -41,7 +40,7 @@ NAMES = (
     *((one, "object_name") for one in (inventory, orphans, expiry, dead_jobs)),
     *((one, "object_name") for one in (quarantine, undelete)),
     (ids, "path_error"),
-    (model, "_number"),
+    (aliases, "_number"),
     (roots_read, "digest_of"),
 )
 PLACES = (

@@ -239,7 +239,7 @@ def _moved_sources(store: Any, checkpoint: Checkpoint, edit: SetOffsets) -> Move
         lambda key, value: value + int(position.position) if key == position.partition else value,
     )
     assert checkpoint.progress is not None
-    return MovedSources((changed,), checkpoint.progress.offsets, (), ())
+    return (changed,), checkpoint.progress.offsets, (), ()
 
 
 def _loaded(store: Any, checkpoint: Checkpoint, parallelism: int | None) -> dict[Any, RowsDigest]:

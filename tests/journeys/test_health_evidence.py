@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from arroyo_dagster import cli
 from arroyo_dagster.state import HealthLimits, MemoryStore, ObjectStore, open_store
 from arroyo_dagster.state.model.health import EpochFigures
-from arroyo_dagster.state.operations.catalog.epochs import read_figures
-from arroyo_dagster.state.operations.catalog.health import JobReadings, job_health
+from arroyo_dagster.state.operations.catalog.health import JobReadings, job_health, read_figures
 from arroyo_dagster.state.planning.rules import JobHealth
 from tests.fleets import SECOND, START, Written, legacy_job, protocol_job
 from tests.jobs import copy_into

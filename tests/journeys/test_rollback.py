@@ -52,7 +52,7 @@ from arroyo_dagster.state.metadata.backing_store import NextEpoch
 from arroyo_dagster.state.model.checkpoints import CONTENT
 from arroyo_dagster.state.model.garbage import DAY_MICROS
 from arroyo_dagster.state.operations.catalog.changes import poll_fleet
-from arroyo_dagster.state.operations.restore import rollback
+from arroyo_dagster.state.operations.gc import pins
 from arroyo_dagster.state.operations.restore.rollback import restorable_epochs, rollback_done
 from tests.damages import Scene, parent_out_of_the_job
 from tests.faulty_stores import Crash, FaultInjecting
@@ -404,7 +404,7 @@ def test_legacy_job_is_refused_while_a_run_holds_its_lease() -> None:
 def test_epoch_that_a_live_run_lets_expire_is_kept_while_it_is_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rollback, "may_be_going", lambda *_: True)
+    monkeypatch.setattr(pins, "may_be_going", lambda *_: True)
     store = written(8, rows=60, merge_files_after=2)
     pipeline = job(store, keep_epochs=2)
     paths = pipeline.paths

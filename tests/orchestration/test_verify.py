@@ -13,7 +13,7 @@ from arroyo_dagster.orchestration import VerifyOptions
 from arroyo_dagster.orchestration.verify.definitions import verify_cron
 from arroyo_dagster.orchestration.verify.verdict import reported_epochs
 from arroyo_dagster.state import Epoch, ParquetBackend
-from arroyo_dagster.state.operations.catalog.epochs import JobReadings, read_figures
+from arroyo_dagster.state.operations.catalog.health import JobReadings, read_figures
 from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.fleets import Written, protocol_job
 from tests.jobs import run_word_job

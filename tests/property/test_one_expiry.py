@@ -30,7 +30,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.gc import encode_quarantined
-from arroyo_dagster.state.model.garbage import ExpirePlan
+from arroyo_dagster.state.planning.gc.expiry import ExpirePlan
 from tests.formats import GcPlan, JobPins, Packed, Pin, Quarantined
 from tests.jobs import copied, word_job
 from tests.shares import fewer_examples

@@ -39,7 +39,7 @@ from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_
 from arroyo_dagster.state.operations.surgery.managed.plan import is_managed, plan_managed_edit
 from arroyo_dagster.state.operations.surgery.plan import plan_edit
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
-from arroyo_dagster.state.planning.surgery.lookups import parse_lookup
+from arroyo_dagster.state.planning.surgery.overrides import parse_lookup
 from arroyo_dagster.state.storage.local_documents import read_stream
 from arroyo_dagster.state.storage.store import ObjectStore
 

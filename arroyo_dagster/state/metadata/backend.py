@@ -26,7 +26,12 @@ from arroyo_dagster.state.metadata.backing_store import NextEpoch, Published, St
 from arroyo_dagster.state.metadata.expiry import ExpiringTree
 from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
 from arroyo_dagster.state.metadata.objects import missing_epoch
-from arroyo_dagster.state.metadata.tree import LegacyTree, as_checkpoint, legacy_checkpoint
+from arroyo_dagster.state.metadata.tree import (
+    LegacyTree,
+    as_checkpoint,
+    legacy_checkpoint,
+    legacy_head,
+)
 from arroyo_dagster.state.metadata.worker_generation import GenerationWriter, create_once
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
@@ -344,15 +349,7 @@ class LegacyBackend(LegacyTree, ParquetBackend):
             )
         for operator in new.operators:
             self.write_operator_checkpoint_metadata(operator)
-        head = LegacyCheckpoint(
-            job=self.paths.job,
-            epoch=new.epoch,
-            min_epoch=new.min_epoch,
-            start_time_micros=new.start_time_micros,
-            finish_time_micros=new.finish_time_micros,
-            operators=tuple(operator.operator for operator in new.operators),
-            progress=new.progress,
-        )
+        head = legacy_head(self.paths.job, new)
         return legacy_checkpoint(
             head, new.operators, self.write_checkpoint_metadata(head), new.state
         )

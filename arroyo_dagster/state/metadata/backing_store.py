@@ -13,8 +13,8 @@ from arroyo_dagster.state.model.checkpoints import (
     OperatorCheckpoint,
     RunProgress,
 )
-from arroyo_dagster.state.model.garbage import ExpirePlan
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.planning.gc.expiry import ExpirePlan
 
 
 @runtime_checkable

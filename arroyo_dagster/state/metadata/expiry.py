@@ -14,18 +14,19 @@ from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import CheckpointState
 from arroyo_dagster.state.model.clock import Clock, own_clock
-from arroyo_dagster.state.model.garbage import EpochRoot, ExpirePlan, JobPins, Quarantined, Roots
+from arroyo_dagster.state.model.garbage import EpochRoot, JobPins, Quarantined, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root
 from arroyo_dagster.state.planning.gc.expiry import (
+    ExpirePlan,
     in_safe_groups,
     oldest_staying,
     plan_own_expiry,
     retention_since,
 )
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.partially_collected import rolled_back
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import DELETE_BATCH, delete_all
 

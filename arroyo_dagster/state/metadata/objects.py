@@ -26,7 +26,7 @@ from arroyo_dagster.state.model.layout import (
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lost_metadata import identity_mismatch, is_of_another_job
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 if TYPE_CHECKING:
     from arroyo_dagster.state.model.garbage import JobPins, Quarantined
@@ -43,10 +43,7 @@ class MetadataReader:
 
     def bytes_of(self, path: StatePath) -> bytes | None:
         """Read an object's bytes; None if it does not exist."""
-        try:
-            return self.store.read(path)
-        except NotFoundError:
-            return None
+        return read_optional(self.store, path)
 
     def optional(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
         """Read an object; None if it does not exist.

@@ -27,7 +27,7 @@ from arroyo_dagster.state.model.checkpoints import (
     Manifest,
     OperatorCheckpoint,
 )
-from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
+from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import (
     JobPaths,
     Layout,
@@ -41,6 +41,7 @@ from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore
 
 if TYPE_CHECKING:
+    from arroyo_dagster.state.metadata.backing_store import NextEpoch
     from arroyo_dagster.state.model.compaction import CompactionRecord
     from arroyo_dagster.state.model.garbage import JobPins
 
@@ -386,10 +387,10 @@ class LegacyTree(CheckpointTree):
         return self.objects.optional(path, metadata.decode_operator)
 
 
-def legacy_head(checkpoint: Checkpoint) -> LegacyCheckpoint:
+def legacy_head(job: JobId, checkpoint: Checkpoint | NextEpoch) -> LegacyCheckpoint:
     """Return the checkpoint's own metadata of an epoch of the legacy layout."""
     return LegacyCheckpoint(
-        job=checkpoint.job,
+        job=job,
         epoch=checkpoint.epoch,
         min_epoch=checkpoint.min_epoch,
         start_time_micros=checkpoint.start_time_micros,

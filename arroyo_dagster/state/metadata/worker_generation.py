@@ -15,7 +15,7 @@ from arroyo_dagster.state.model.clock import Clock
 from arroyo_dagster.state.model.ids import PipelineId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import parse_epoch_record
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectStore, check_size
 

@@ -1,17 +1,17 @@
 """Several names of one object, on file systems that ignore case, Unicode form or trailing dots.
 
 Folding is coarser than any such file system. Two names that fold to the same text may denote the
-same object, so neither is deleted while the other is referenced.
+same object, so neither is deleted while the other is referenced. Sets of names are kept as digests.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from arroyo_dagster.state.model.garbage import PathsDigest
 from arroyo_dagster.state.model.ids import StatePath
 
 _FOLDED = re.compile(r"[a-z0-9_\-<>=/]*")
@@ -52,6 +52,46 @@ def second_names(foreign: Iterable[StatePath], root: StatePath) -> dict[str, Sta
             if _OWN_NAMES.fullmatch(folded.rpartition("/")[2]):
                 names.setdefault(folded, path)
     return names
+
+
+class PathsDigest:
+    """The digest of a set of paths, in any order; also answers whether a path is in the set.
+
+    The only possible wrong answer is that a path is in the set, in which case it is kept.
+    """
+
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self._known: set[int] = set()
+        self._sum = 0
+        self.add(paths)
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Add paths; paths that are already in it change nothing."""
+        for path in paths:
+            number = _number(path)
+            if number not in self._known:
+                self._known.add(number)
+                self._sum += number
+
+    def __contains__(self, path: str) -> bool:
+        return _number(path) in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def hexdigest(self) -> str:
+        return f"{self._sum % 2**128:032x}"
+
+    @staticmethod
+    def joined(digests: Iterable[str]) -> str:
+        """Return the digest of a union of disjoint sets from their digests."""
+        return f"{sum(int(digest, 16) for digest in digests) % 2**128:032x}"
+
+
+def _number(path: str) -> int:
+    data = path.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=16).digest(), "big")
 
 
 class ReferencedPaths(PathsDigest):

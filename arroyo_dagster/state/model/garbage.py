@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
@@ -317,46 +317,6 @@ class Roots:
 # ---- the proof -----------------------------------------------------------------------------------
 
 
-class PathsDigest:
-    """The digest of a set of paths, in any order; also answers whether a path is in the set.
-
-    The only possible wrong answer is that a path is in the set, in which case it is kept.
-    """
-
-    def __init__(self, paths: Iterable[str] = ()) -> None:
-        self._known: set[int] = set()
-        self._sum = 0
-        self.add(paths)
-
-    def add(self, paths: Iterable[str]) -> None:
-        """Add paths; paths that are already in it change nothing."""
-        for path in paths:
-            number = _number(path)
-            if number not in self._known:
-                self._known.add(number)
-                self._sum += number
-
-    def __contains__(self, path: str) -> bool:
-        return _number(path) in self._known
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    @property
-    def hexdigest(self) -> str:
-        return f"{self._sum % 2**128:032x}"
-
-    @staticmethod
-    def joined(digests: Iterable[str]) -> str:
-        """Return the digest of a union of disjoint sets from their digests."""
-        return f"{sum(int(digest, 16) for digest in digests) % 2**128:032x}"
-
-
-def _number(path: str) -> int:
-    data = path.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=16).digest(), "big")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """The evidence that no object which stays refers to an object to be deleted.
@@ -510,21 +470,6 @@ class OrphanSettings:
         return quarantine or (kind is PlanKind.ORPHANS and not self.delete)
 
 
-def checked_purge_age(micros: int) -> int:
-    """Return the age at which quarantines are purged, if it is valid.
-
-    Raises:
-        InputError: it is less than an hour.
-    """
-    if micros < GRACE_FLOOR_MICROS:
-        raise InputError(
-            "the age is below an hour: younger quarantines are not purged",
-            seconds=micros // 1_000_000,
-            next_step="give an hour or more; 7 days is the default",
-        )
-    return micros
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionSettings:
     """How the objects of a plan are deleted.
@@ -559,28 +504,6 @@ class DeletionSettings:
     ] = None
 
 
-def checked_grace(grace_micros: int) -> int:
-    """Return the grace period of unreferenced objects, if it is valid.
-
-    Raises:
-        InputError: it is negative, or below the floor of an hour.
-    """
-    if grace_micros < 0:
-        raise InputError(
-            "the age is negative: the time before which objects are deleted lies in the future",
-            grace_seconds=grace_micros // 1_000_000,
-            next_step="give an age, for example 3 days",
-        )
-    if grace_micros < GRACE_FLOOR_MICROS:
-        raise InputError(
-            "the age is below an hour: younger objects may be about to be referenced",
-            grace_seconds=grace_micros // 1_000_000,
-            floor_seconds=GRACE_FLOOR_MICROS // 1_000_000,
-            next_step="give an age of an hour or more; 3 days is the default",
-        )
-    return grace_micros
-
-
 # ---- the plan ------------------------------------------------------------------------------------
 
 
@@ -590,26 +513,6 @@ class PlanKind(enum.Enum):
     EXPIRE = "expire"
     ORPHANS = "orphans"
     DEAD_JOB = "dead-job"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpirePlan:
-    """The objects to delete when epochs expire; each step completes before the next begins.
-
-    Attributes:
-        keep_from: the oldest epoch that stays, not counting pinned ones.
-        epochs: the epochs that expire, oldest first.
-        data: data files that no epoch which stays lists.
-        records: markers, subtask objects, notes and epoch records.
-        metadata: the objects that refer to the others, oldest first, deleted last: an interrupted
-            run leaves no gap in the chain of parents, and the next run finds the remaining objects.
-    """
-
-    keep_from: Epoch
-    epochs: tuple[Epoch, ...] = ()
-    data: Packed = NOTHING
-    records: Packed = NOTHING
-    metadata: Packed = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,10 +31,10 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
 from arroyo_dagster.state.operations.gc.pins import read_pins, unpin_changes
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 from arroyo_dagster.state.storage.wrappers import Extended
 
 
@@ -251,10 +251,7 @@ def _changed_objects(
 ) -> Iterator[tuple[StatePath, tuple[bytes, bytes | None]]]:
     """Yield the objects that still hold what the change wrote: it, and the content before."""
     for path, before in record.before.items():
-        try:
-            current = store.read(path)
-        except NotFoundError:
-            current = None
+        current = read_optional(store, path)
         if current == before:
             continue
         if current is None or hashlib.sha256(current).hexdigest() != record.objects[path][1]:

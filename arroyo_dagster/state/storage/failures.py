@@ -6,20 +6,15 @@ in attributes, obstore in a text. All are first reduced to an HTTP status and th
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arroyo_dagster.errors import ArroyoStateError, NotFoundError, StorageError
-from arroyo_dagster.redaction import (
-    redact_causes,
-    redact_text,
-    redacted_cause,
-    without_finalizers,
-)
+from arroyo_dagster.redaction import redact_text, replaced
 from arroyo_dagster.state.model.ids import StatePath
 
 if TYPE_CHECKING:
@@ -106,8 +101,7 @@ class Failure:
     code: str | None = None
 
 
-@contextlib.contextmanager
-def translated(url: str, path: str | None = None) -> Iterator[None]:
+def translated(url: str, path: str | None = None) -> AbstractContextManager[None]:
     """Convert the errors that a store's library raises within into our errors.
 
     The errors name `url` and `path`. Neither they nor the causes in a traceback contain a secret.
@@ -116,19 +110,15 @@ def translated(url: str, path: str | None = None) -> Iterator[None]:
         NotFoundError: there is no object at `path`, or no bucket at `url`.
         StorageError: any other failure; `retryable` unless it persists until something is changed.
     """
-    try:
-        yield
-    except ArroyoStateError as error:
-        redact_causes(error)
-        raise
-    except Exception as error:
-        with without_finalizers():
-            cause = redacted_cause(error)
-            if means_no_bucket(error):
-                raise root_missing(url) from cause
-            if isinstance(error, FileNotFoundError):
-                raise NotFoundError("there is no such object", url=url, path=path) from cause
-            raise storage_error(error, url, path) from cause
+
+    def replacement(error: Exception) -> ArroyoStateError:
+        if means_no_bucket(error):
+            return root_missing(url)
+        if isinstance(error, FileNotFoundError):
+            return NotFoundError("there is no such object", url=url, path=path)
+        return storage_error(error, url, path)
+
+    return replaced(Exception, replacement)
 
 
 def root_missing(url: str) -> NotFoundError:

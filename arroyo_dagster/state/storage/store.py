@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, cast, runtime_checkable
 
-from arroyo_dagster.errors import FormatError, InputError
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.sizes import size_limit
 from arroyo_dagster.state.storage.names import LinkName
@@ -247,6 +247,14 @@ def check_size(url: str, path: StatePath, size_bytes: int) -> None:
             url=url,
             next_step="keep the object, and find out what writes so much",
         )
+
+
+def read_optional(store: ObjectStore, path: StatePath) -> bytes | None:
+    """Read an object; None if it does not exist."""
+    try:
+        return store.read(path)
+    except NotFoundError:
+        return None
 
 
 def read_in_chunks(

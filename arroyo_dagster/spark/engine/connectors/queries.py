@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from arroyo_dagster.engine.operators import Offset
 from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
-from arroyo_dagster.redaction import redacted_cause
+from arroyo_dagster.redaction import redacted_cause, replaced
 from arroyo_dagster.spark.columns import can_deliver, struct_type
 from arroyo_dagster.spark.engine.staging import StagedSource, Staging
 from arroyo_dagster.spark.jobs import failure_reason
@@ -187,17 +187,18 @@ class SparkStream:
         if self.schema is not None:
             schema = self.schema if isinstance(self.schema, str) else struct_type(self.schema)
             reader = reader.schema(schema)
-        try:
-            frame = reader.load()
-            frame = frame if self.where is None else frame.where(self.where)
-        except (PySparkException, Py4JError) as error:
-            raise InputError(
+        with replaced(
+            (PySparkException, Py4JError),
+            lambda error: InputError(
                 f"Spark cannot read this source ({failure_reason(error)})",
                 source=self.name,
                 format=self.format,
                 next_step="check its options; add a format that Spark does not include to the "
                 "class path with --spark packages=…",
-            ) from redacted_cause(error)
+            ),
+        ):
+            frame = reader.load()
+            frame = frame if self.where is None else frame.where(self.where)
         return frame if self.columns is None else self._chosen(frame, self.columns)
 
     def _chosen(self, frame: DataFrame, columns: pa.Schema) -> DataFrame:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from arroyo_dagster.engine.connectors import FolderSink
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
-from arroyo_dagster.redaction import redacted_cause, register_settings
+from arroyo_dagster.redaction import register_settings, replaced
 from arroyo_dagster.spark.columns import for_spark, spark_schema, struct_type
 from arroyo_dagster.spark.jobs import failure_reason
 from arroyo_dagster.spark.versions import frame_of_rows, in_partitions
@@ -163,15 +163,16 @@ class SparkSink(FolderSink):
         session = SparkSession.builder.getOrCreate()
         frame = self.written(epoch, staged_frame(session, store, staged, self.bound.schema))
         writer = frame.write.format(self._format).options(**self._options).mode("append")
-        try:
-            writer.save()
-        except (PySparkException, Py4JError) as error:
-            raise InputError(
+        with replaced(
+            (PySparkException, Py4JError),
+            lambda error: InputError(
                 f"Spark cannot write to this sink ({failure_reason(error)})",
                 format=self._format,
                 epoch=epoch,
                 next_step="check its options; the records are kept, and written by the next run",
-            ) from redacted_cause(error)
+            ),
+        ):
+            writer.save()
 
     def written(self, epoch: Epoch, rows: DataFrame) -> DataFrame:
         """Return what to write of an epoch's rows; they have the column `INDEX` besides theirs."""

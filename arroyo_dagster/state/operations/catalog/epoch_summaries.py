@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, StorageError
 from arroyo_dagster.state.codec import records
 from arroyo_dagster.state.metadata.restorable import restore_or_roll_back
 from arroyo_dagster.state.metadata.tree import CheckpointTree, as_checkpoint
@@ -18,15 +18,15 @@ from arroyo_dagster.state.model.progress import OnProgress, ProgressUnit, no_pro
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs, stored_sizes
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
 from arroyo_dagster.state.planning.restore.partially_collected import (
     Remains,
     lies_at_the_bucket_root,
     partially_collected,
+    rolled_back,
 )
 from arroyo_dagster.state.planning.restore.reads import Attempt, unfinished_attempts
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 _T = TypeVar("_T")
 
@@ -249,11 +249,8 @@ def _attempted(store: ObjectStore, paths: JobPaths, attempt: Attempt) -> LoadedE
 
 
 def _optional(store: ObjectStore, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
-    try:
-        data = store.read(path)
-    except NotFoundError:
-        return None
-    return decode(data, path)
+    data = read_optional(store, path)
+    return None if data is None else decode(data, path)
 
 
 def _summary(

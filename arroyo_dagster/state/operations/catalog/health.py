@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError
+from arroyo_dagster.errors import ArroyoStateError, FormatError, NotFoundError, StorageError
 from arroyo_dagster.state.codec.parquet import decoding, open_pages
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.model.checkpoints import Checkpoint
+from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import wall_clock
 from arroyo_dagster.state.model.health import EpochFigures, HealthLimits
 from arroyo_dagster.state.model.ids import Epoch, StatePath
@@ -22,16 +22,17 @@ from arroyo_dagster.state.model.layout import JobPaths, is_data_file
 from arroyo_dagster.state.model.progress import OnProgress, Progress, ProgressUnit, no_progress
 from arroyo_dagster.state.model.tables import KEY_HASH_COLUMN, ExpiringTimeKeyConfig
 from arroyo_dagster.state.model.verify import AuditSettings
-from arroyo_dagster.state.operations.catalog.epochs import JobReadings, figures_of, read_epochs
-from arroyo_dagster.state.operations.catalog.footers import answers_about, job_age
+from arroyo_dagster.state.operations.catalog.footers import Footers, answers_about, job_age
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import summarise_job
+from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.gc.journal_check import NEWEST, check_journal
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.verify.job import JobVerdict, verify_job
 from arroyo_dagster.state.planning.health_checks.facts import (
     HealthFacts,
+    epoch_figures,
     epochs_to_read,
     files_of,
     history_of,
@@ -92,18 +93,9 @@ def job_health(
         present = [epoch for epoch in backend.epochs() if epoch <= newest]
         moved = list_quarantines(store, paths) if pins.quarantines else []
         journal = check_journal(store, paths, NEWEST)
-        head: dict[Epoch, Checkpoint | ArroyoStateError]
-        head = {} if checkpoint is None else {checkpoint.epoch: checkpoint}
-        # The newest epoch that both know says whether the history is of this job.
-        shared = sorted({epoch.epoch for epoch in history}.intersection(present))
-        few = {*present[-2:-1], *map(Epoch, shared[-1:])} - head.keys()
-        read = read_epochs(store, paths, few) | head
-        own = history_of(history, _finished(read))
-        if suffices(own):
-            recorded = {epoch.epoch for epoch in own} - head.keys()
-        else:
-            read = read_epochs(store, paths, epochs_to_read(present)[:-1], given.on_progress) | head
-            own, recorded = history_of(history, _finished(read)), set()
+        read, own, recorded = _read_epochs(
+            store, paths, present, checkpoint, history, given.on_progress
+        )
         stored = figures_of(store, read.values(), given, known=recorded)
         footers = given.footers.read(store, checkpoint.paths if checkpoint else ())
         objects = given.objects
@@ -127,6 +119,28 @@ def job_health(
         journal=journal,
     )
     return judge_job(judged, limits)
+
+
+def _read_epochs(
+    store: ObjectStore,
+    paths: JobPaths,
+    present: Sequence[Epoch],
+    checkpoint: Checkpoint | None,
+    history: Sequence[EpochFigures],
+    on_progress: OnProgress,
+) -> tuple[dict[Epoch, Checkpoint | ArroyoStateError], Sequence[EpochFigures], set[int]]:
+    """Return the epochs that are read, the history of this job, and the epochs it suffices for."""
+    head: dict[Epoch, Checkpoint | ArroyoStateError]
+    head = {} if checkpoint is None else {checkpoint.epoch: checkpoint}
+    # The newest epoch that both know says whether the history is of this job.
+    shared = sorted({epoch.epoch for epoch in history}.intersection(present))
+    few = {*present[-2:-1], *map(Epoch, shared[-1:])} - head.keys()
+    read = read_epochs(store, paths, few) | head
+    own = history_of(history, _finished(read))
+    if suffices(own):
+        return read, own, {epoch.epoch for epoch in own} - head.keys()
+    read = read_epochs(store, paths, epochs_to_read(present)[:-1], on_progress) | head
+    return read, history_of(history, _finished(read)), set()
 
 
 def _finished(read: Mapping[Epoch, Checkpoint | ArroyoStateError]) -> dict[Epoch, int]:
@@ -459,3 +473,108 @@ def _hashes(store: ObjectStore, path: StatePath) -> Iterator[_Numbers]:
             return
         for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[KEY_HASH_COLUMN]):
             yield batch.column(0).to_numpy(zero_copy_only=False)
+
+
+# ---- the metadata of several epochs of a job, and their numbers ----------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReadings:
+    """What was read of a job already, and who hears of what is read now.
+
+    Attributes:
+        footers: a cache; share one with what reads the same files, for example a verification.
+        objects: every object of the job; None = not listed yet.
+        on_progress: called after each epoch and each footer that is read.
+    """
+
+    footers: Footers = field(default_factory=Footers)
+    objects: Mapping[StatePath, ObjectInfo] | None = None
+    on_progress: OnProgress = no_progress
+
+
+def read_epochs(
+    store: ObjectStore,
+    paths: JobPaths,
+    epochs: Collection[Epoch],
+    on_progress: OnProgress = no_progress,
+) -> dict[Epoch, Checkpoint | ArroyoStateError]:
+    """Return the metadata of epochs, ascending, or why one cannot be read.
+
+    Epochs that expired meanwhile are left out. Those of which only the metadata is left list no
+    files.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    count = counter(on_progress, "read epochs", len(epochs), ProgressUnit.EPOCHS)
+
+    def load(epoch: Epoch) -> Checkpoint | ArroyoStateError | None:
+        answer = _load(store, paths, epoch)
+        count()
+        return answer
+
+    numbers = sorted(epochs)
+    answers = zip(numbers, concurrently(load, numbers), strict=True)
+    read = {epoch: answer for epoch, answer in answers if answer is not None}
+    metadata_only = metadata_only_epochs(store, paths, numbers) if len(numbers) > 1 else {}
+    return {
+        epoch: _without_files(answer)
+        if epoch in metadata_only and isinstance(answer, Checkpoint)
+        else answer
+        for epoch, answer in read.items()
+    }
+
+
+def _load(
+    store: ObjectStore, paths: JobPaths, epoch: Epoch
+) -> Checkpoint | ArroyoStateError | None:
+    """Read one epoch; None if it expired meanwhile."""
+    try:
+        return ParquetBackend(store, paths).load_checkpoint_metadata(epoch)
+    except StorageError:
+        raise
+    except ArroyoStateError as error:
+        return None if store.head(paths.head(epoch)) is None else error
+
+
+def _without_files(checkpoint: Checkpoint) -> Checkpoint:
+    operators = tuple(replace(operator, tables={}) for operator in checkpoint.operators)
+    return replace(checkpoint, state=CheckpointState.METADATA_ONLY, operators=operators)
+
+
+def read_figures(
+    store: ObjectStore, paths: JobPaths, epochs: Collection[int], readings: JobReadings
+) -> list[EpochFigures]:
+    """Return the numbers of epochs, ascending; those that cannot be read are left out.
+
+    What is new in an epoch is known if the epoch before it is one of them, or if it is the first.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    read = read_epochs(store, paths, [Epoch(number) for number in epochs], readings.on_progress)
+    return figures_of(store, read.values(), readings)
+
+
+def figures_of(
+    store: ObjectStore,
+    read: Collection[Checkpoint | ArroyoStateError],
+    readings: JobReadings,
+    known: Collection[int] = (),
+) -> list[EpochFigures]:
+    """Return the numbers of epochs that `read_epochs` has read; as `read_figures`.
+
+    Args:
+        known: epochs whose numbers are not asked for; no footer of theirs is read.
+    """
+    checkpoints = [
+        answer
+        for answer in read
+        if isinstance(answer, Checkpoint) and answer.state is not CheckpointState.METADATA_ONLY
+    ]
+    new = [checkpoint for checkpoint in checkpoints if checkpoint.epoch not in known]
+    listed = {path for checkpoint in new for path in checkpoint.paths}
+    footers = readings.footers.read(store, listed, on_progress=readings.on_progress)
+    before = {checkpoint.epoch + 1: frozenset(checkpoint.paths) for checkpoint in checkpoints}
+    return [epoch_figures(checkpoint, before.get(checkpoint.epoch), footers) for checkpoint in new]

@@ -37,7 +37,7 @@ from arroyo_dagster.state.operations.compaction.publish import (
     publish_record,
 )
 from arroyo_dagster.state.operations.slowdown import CheckpointWatch
-from arroyo_dagster.state.planning.compaction.recheck import check_plan
+from arroyo_dagster.state.planning.compaction.plan import check_plan
 from arroyo_dagster.state.storage.store import ObjectStore
 
 _POLL_SECONDS = 0.5

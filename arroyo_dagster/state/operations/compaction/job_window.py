@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Protocol, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.state.codec.derived import encode
@@ -40,6 +40,7 @@ from arroyo_dagster.state.storage.store import ObjectStore
 
 _GRACE_SECONDS = 30.0
 _T = TypeVar("_T")
+OptionsT = TypeVar("OptionsT", bound=LeasedOperation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,10 @@ class WorkOptions(LeasedOperation):
 
     quiet_seconds: float
     cancelled: Callable[[], bool]
+
+    def into(self, kind: type[OptionsT], **more: Any) -> OptionsT:
+        """Return the options of the operation that does the work."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(self)}, **more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,16 +96,7 @@ class _Rewrite:
         planned: RewritePlan,
         options: WorkOptions,
     ) -> RewriteOutcome:
-        how = RewriteOptions(
-            run=self.parts,
-            owner=options.owner,
-            quiet_seconds=options.quiet_seconds,
-            lease_wait_seconds=options.lease_wait_seconds,
-            on_lease=options.on_lease,
-            clock=options.clock,
-            sleep=options.sleep,
-            cancelled=options.cancelled,
-        )
+        how = options.into(RewriteOptions, run=self.parts)
         return run_rewrite(store, self.paths, directory, self.settings, how)
 
     def parallelism(self, store: ObjectStore, change: RewriteOutcome) -> None:

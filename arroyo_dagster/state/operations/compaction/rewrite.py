@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state.metadata.lease import LeasedOperation, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import Leased, LeasedOperation, LeaseOptions, lease
+from arroyo_dagster.state.model.changes import ChangeKind
 from arroyo_dagster.state.model.checkpoints import Checkpoint
 from arroyo_dagster.state.model.compaction import CompactionSettings, LeftOut
+from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rewrite import (
@@ -32,11 +34,10 @@ from arroyo_dagster.state.model.rewrite import (
     RewriteShard,
     TableRewrite,
 )
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
-from arroyo_dagster.state.operations.compaction.forecasts import forecast_rewrites
-from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
+from arroyo_dagster.state.operations.compaction.plan import forecast_rewrites
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     ListedJob,
@@ -47,13 +48,20 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     check_restorable,
     table_facts,
     take_snapshot,
+    wait_until_quiet,
 )
-from arroyo_dagster.state.operations.compaction.rewrite_publish import Publication, publish
+from arroyo_dagster.state.operations.compaction.rewrite_publish import (
+    change_record,
+    encoded_objects,
+    publish_change,
+)
 from arroyo_dagster.state.operations.progress import counter
+from arroyo_dagster.state.planning.compaction.plan import forecast
 from arroyo_dagster.state.planning.compaction.rewrite import (
     TableFacts,
     TableKey,
     plan_table_rewrites,
+    rewritten,
 )
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.merge.rewrite import RewriteTask, rewrite_shard
@@ -217,12 +225,7 @@ def run_rewrite(
         parts, left_out = _carried_out(held, paths, snapshot, fresh, run_options)
         work = Unchanged(paths, directory, snapshot, facts.sizes, run_options.cancelled)
         wait_until_quiet(snapshot, began, run_options)
-        publication = Publication(
-            verify_level=run_options.verify_level,
-            now_micros=run_options.clock(),
-            on_published=run_options.on_published,
-        )
-        return publish(held, work, fresh, parts, left_out, publication)
+        return _published(held, work, fresh, parts, left_out, run_options)
 
 
 def _fresh(fresh: RewritePlan, given: RewritePlan | None) -> RewritePlan:
@@ -292,3 +295,94 @@ def _quiet_from(
     if since is None or changed_objects(paths, since.objects, snapshot.listing):
         return now_micros
     return since.at_micros
+
+
+# ---- publication ---------------------------------------------------------------------------------
+
+
+def _published(
+    held: Leased,
+    work: Unchanged,
+    plan: RewritePlan,
+    parts: Sequence[RewriteShard],
+    left_out: Sequence[LeftOut],
+    options: RewriteOptions,
+) -> RewriteOutcome:
+    files, taken = _new_files(plan, parts, left_out)
+    after = rewritten(work.snapshot.checkpoint, files)
+    objects = encoded_objects(work.snapshot, after)
+    left = (*plan.left_out, *_left_out_once(left_out))
+    outcome = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
+    if not objects:
+        return outcome
+    gone = {path for part in outcome.parts for path in part.merged.input_paths}
+    done = replace(_with_result(outcome, work, after), published=True)
+    change = change_record(
+        held,
+        work.snapshot.checkpoint,
+        {path: work.snapshot.objects[path] for path in objects},
+        objects,
+        kind=ChangeKind.COMPACTION,
+        operation=None,
+        digest=None,
+        created_at_micros=options.clock(),
+        inputs=tuple(sorted(gone)),
+    )
+
+    def published(path: StatePath) -> None:
+        options.on_published(replace(done, record=path))
+
+    path = publish_change(held, work, change, objects, options.verify_level, published)
+    return replace(done, record=path)
+
+
+def _new_files(
+    plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
+) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
+    """Return the tables that get new files. If one table of an aggregate is left out, both are."""
+    stuck = {left.operator for left in left_out if _of_aggregate(plan, left)}
+    stuck_tables = {(left.operator, left.table) for left in left_out}
+    files: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
+    taken: list[RewriteShard] = []
+    for table in plan.tables:
+        key = (table.operator, table.table)
+        mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
+        outputs = [file for part in mine for file in _outputs(part)]
+        # A table without a remaining row would vanish from the epoch; Arroyo itself drops it later.
+        if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
+            continue
+        files[key] = (table, outputs)
+        taken += mine
+    return files, taken
+
+
+def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
+    return any(
+        (table.operator, table.table) == (one.operator, one.table) and table.rule.aggregate
+        for table in plan.tables
+    )
+
+
+def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
+    """Keep only the first reason of each table."""
+    return list({(left.operator, left.table): left for left in reversed(left_out)}.values())
+
+
+def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
+    return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
+
+
+def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:
+    new = {file.path: part for part in found.parts for file in _outputs(part)}
+    sizes = {**work.sizes, **{path: part.size_bytes_out for path, part in new.items()}}
+    listed = set(after.paths)
+    return replace(
+        found,
+        unlisted=tuple(
+            source.file.path
+            for table in found.plan.tables
+            for source in table.inputs
+            if source.file.path not in listed and source.file.epoch == found.plan.epoch
+        ),
+        after=forecast(after, sizes, found.plan.parallelism),
+    )

@@ -1,9 +1,12 @@
-"""Preconditions of a rewrite: a snapshot of an Arroyo job, and checks that it has not changed."""
+"""Preconditions of a rewrite: a snapshot of an Arroyo job, and checks that it has not changed and
+is quiet.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
@@ -17,6 +20,7 @@ from arroyo_dagster.state.codec.parquet import BATCH_ROWS, read_facts
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.tree import as_checkpoint
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
+from arroyo_dagster.state.model.clock import Clock
 from arroyo_dagster.state.model.ids import OUR_DIRECTORY, Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout, is_rewritten, parse_manifest_path
@@ -495,3 +499,60 @@ def is_arroyo_job(store: ObjectStore, paths: JobPaths) -> bool:
         return ParquetBackend(store, paths).load().progress is None
     except ArroyoStateError:
         return False
+
+
+# ---- when a stopped job is quiet: its controller cleans up for a while ---------------------------
+
+_LONG_AGO = 10
+"""A job that stopped this many quiet periods ago is quiet, if its objects do not change."""
+
+
+class QuietOptions(Protocol):
+    """How long a job must be quiet, and how time goes by."""
+
+    @property
+    def quiet_seconds(self) -> float:
+        """How long no object of the job may change."""
+
+    @property
+    def clock(self) -> Clock:
+        """Microseconds since 1970 in UTC, by this machine."""
+
+    @property
+    def sleep(self) -> Callable[[float], None]:
+        """Waits this many seconds."""
+
+
+def wait_until_quiet(snapshot: JobSnapshot, began_micros: int, options: QuietOptions) -> None:
+    """Wait until the objects of a job count as quiet, unless they change meanwhile.
+
+    `check_quiet` then says whether they did.
+
+    Args:
+        began_micros: since when they are known not to have changed.
+    """
+    now, finished = options.clock(), snapshot.answer.facts.finish_time_micros
+    if finished is not None and now - finished >= _LONG_AGO * options.quiet_seconds * 1e6:
+        return
+    left = options.quiet_seconds - (now - began_micros) / 1e6
+    if left > 0:
+        options.sleep(left)
+
+
+def check_quiet(store: ObjectStore, paths: JobPaths, before: JobSnapshot) -> None:
+    """Check that nothing but files of rewrites changed since the snapshot's listing.
+
+    Raises:
+        ConflictError: something did.
+    """
+    changed = changed_objects(paths, before.listing, list_objects(store, paths))
+    if changed:
+        raise ConflictError(
+            f"{len(changed)} objects of the job changed meanwhile: another process still changes "
+            "it",
+            job=paths.root,
+            path=changed[0],
+            retryable=True,
+            next_step="wait until the controller's cleanup is over, then run it again; nothing was "
+            "published",
+        )

@@ -1,10 +1,11 @@
-"""Publish rewritten files: overwrite the metadata of one epoch of an Arroyo job in place."""
+"""Publish a change: overwrite the metadata of one epoch of an Arroyo job in place."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state.codec import metadata
@@ -13,125 +14,47 @@ from arroyo_dagster.state.metadata.interrupts import uninterrupted
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.model.changes import ChangeKind, ChangeRecord, JobHead
 from arroyo_dagster.state.model.checkpoints import Checkpoint
-from arroyo_dagster.state.model.compaction import LeftOut
 from arroyo_dagster.state.model.ids import StatePath
-from arroyo_dagster.state.model.rewrite import (
-    RewriteOutcome,
-    RewritePlan,
-    RewriteShard,
-    TableRewrite,
-)
-from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.operations.compaction.quiet import check_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
     check_not_cancelled,
+    check_quiet,
     check_restorable,
     overwrite,
 )
 from arroyo_dagster.state.operations.gc.pins import forget_changes, keep_change
-from arroyo_dagster.state.planning.compaction.plan import forecast
-from arroyo_dagster.state.planning.compaction.rewrite import TableKey, rewritten
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
 from arroyo_dagster.state.storage.wrappers import Extended
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """Options of a publication; attributes as of `RewriteOptions`."""
-
-    verify_level: int
-    now_micros: int
-    on_published: Callable[[RewriteOutcome], None]
-
-
-def publish(
+def change_record(
     held: Leased,
-    work: Unchanged,
-    plan: RewritePlan,
-    parts: Sequence[RewriteShard],
-    left_out: Sequence[LeftOut],
-    publication: Publication,
-) -> RewriteOutcome:
-    files, taken = _new_files(plan, parts, left_out)
-    after = rewritten(work.snapshot.checkpoint, files)
-    objects = encoded_objects(work.snapshot, after)
-    left = (*plan.left_out, *_left_out_once(left_out))
-    outcome = RewriteOutcome(plan=plan, parts=tuple(taken), left_out=left, after=plan.before)
-    if not objects:
-        return outcome
-    gone = {path for part in outcome.parts for path in part.merged.input_paths}
-    done = replace(_with_result(outcome, work, after), published=True)
-    change = MetadataChange(
-        kind=ChangeKind.COMPACTION,
-        operation=None,
-        digest=None,
-        before={path: work.snapshot.objects[path] for path in objects},
-        after=objects,
-        inputs=tuple(sorted(gone)),
-        verify_level=publication.verify_level,
-        now_micros=publication.now_micros,
-    )
-    path = publish_change(
-        held, work, change, lambda record: publication.on_published(replace(done, record=record))
-    )
-    return replace(done, record=path)
+    checkpoint: Checkpoint,
+    before: Mapping[StatePath, bytes | None],
+    after: Mapping[StatePath, bytes],
+    **fields: Any,
+) -> ChangeRecord:
+    """Return the record of a change of one epoch's metadata in place, under the lease.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataChange:
-    """A change of one epoch's metadata, in place; further attributes as of `ChangeRecord`.
-
-    Attributes:
+    Args:
         before: the bytes of each metadata object that changes; None = it is missing.
         after: the bytes that they get, in the order in which they are written.
-        head: of the job after the change; None = the epoch is its newest one.
-        verify_level: of the epoch as it would be published.
+        fields: others of the record. Without a head, the epoch is the newest one of the job.
     """
-
-    kind: ChangeKind
-    operation: str | None
-    digest: str | None
-    before: Mapping[StatePath, bytes | None]
-    after: Mapping[StatePath, bytes]
-    inputs: tuple[StatePath, ...] = ()
-    unlisted: tuple[StatePath, ...] = ()
-    request: str | None = None
-    doubts: tuple[str, ...] = ()
-    head: JobHead | None = None
-    verify_level: int
-    now_micros: int
-
-    @property
-    def objects(self) -> dict[StatePath, tuple[str | None, str]]:
-        """SHA-256 of each object before and after, in hex; None = it is missing."""
-        return {path: (_sha256(self.before[path]), _hex(data)) for path, data in self.after.items()}
-
-    def record(self, checkpoint: Checkpoint, token: int) -> ChangeRecord:
-        """Return the record of the change, made under the lease with this token."""
-        newest = JobHead(epoch=checkpoint.epoch, worker_generation=checkpoint.worker_generation)
-        return ChangeRecord(
-            kind=self.kind,
-            operation=self.operation,
-            digest=self.digest,
-            pipeline=checkpoint.pipeline,
-            job=checkpoint.job,
-            epoch=checkpoint.epoch,
-            worker_generation=checkpoint.worker_generation,
-            finish_time_micros=checkpoint.finish_time_micros,
-            token=token,
-            created_at_micros=self.now_micros,
-            head=self.head or newest,
-            objects=self.objects,
-            before=self.before,
-            written=self.after if self.kind is ChangeKind.REBUILD else {},
-            inputs=self.inputs,
-            unlisted=self.unlisted,
-            request=self.request,
-            doubts=self.doubts,
-        )
+    newest = JobHead(epoch=checkpoint.epoch, worker_generation=checkpoint.worker_generation)
+    return ChangeRecord(
+        pipeline=checkpoint.pipeline,
+        job=checkpoint.job,
+        epoch=checkpoint.epoch,
+        worker_generation=checkpoint.worker_generation,
+        finish_time_micros=checkpoint.finish_time_micros,
+        token=held.lease.token,
+        objects={path: (_sha256(before[path]), _hex(data)) for path, data in after.items()},
+        before=before,
+        **{"head": newest, **fields},
+    )
 
 
 def _sha256(data: bytes | None) -> str | None:
@@ -145,7 +68,9 @@ def _hex(data: bytes) -> str:
 def publish_change(
     held: Leased,
     work: Unchanged,
-    change: MetadataChange,
+    change: ChangeRecord,
+    after: Mapping[StatePath, bytes],
+    verify_level: int,
     on_published: Callable[[StatePath], None] = lambda path: None,
 ) -> StatePath:
     """Write metadata of one epoch, and return the record that undoes it.
@@ -156,6 +81,8 @@ def publish_change(
     where it is interrupted; another change is undone.
 
     Args:
+        after: the bytes that the objects get, in the order in which they are written.
+        verify_level: of the epoch as it would be published.
         on_published: called with the record, before an interrupt can arrive.
 
     Raises:
@@ -164,12 +91,10 @@ def publish_change(
     """
     paths, checkpoint = work.paths, work.snapshot.checkpoint
     check_quiet(held, paths, work.snapshot)
-    record = change.record(checkpoint, held.lease.token)
-    path = paths.changes / record.name
-    held.put(path, encode(record))
+    path = paths.changes / change.name
+    held.put(path, encode(change))
     try:
-        after = Extended(held, change.after)
-        check_restorable(after, paths, checkpoint.epoch, change.verify_level)
+        check_restorable(Extended(held, after), paths, checkpoint.epoch, verify_level)
     except ProtocolError:
         delete_all(held, [path])
         raise
@@ -177,7 +102,7 @@ def publish_change(
     if in_place:
         keep_change(held, paths, path.name)
     with uninterrupted():
-        _write_all(held, work, change, put_back=in_place)
+        _write_all(held, work, change.before, after, put_back=in_place)
         on_published(path)
     if in_place:  # changes of earlier epochs cannot be undone any more
         mine = f"{checkpoint.epoch:07}-"
@@ -185,7 +110,14 @@ def publish_change(
     return path
 
 
-def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_back: bool) -> None:
+def _write_all(
+    held: Leased,
+    work: Unchanged,
+    before: Mapping[StatePath, bytes | None],
+    after: Mapping[StatePath, bytes],
+    *,
+    put_back: bool,
+) -> None:
     """Write metadata, and put it back if the job was started meanwhile.
 
     A run that loaded the old lists keeps their files in its next epochs. Arroyo's cleanup compares
@@ -193,14 +125,14 @@ def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_bac
     stored, it would delete those files. The old lists are safe for every run, because no file was
     deleted.
     """
-    view = Extended(held, change.after)  # our own objects are no change of the job
+    view = Extended(held, after)  # our own objects are no change of the job
     try:
-        for path, data in change.after.items():
+        for path, data in after.items():
             check_not_cancelled(work.paths, work.cancelled)
             work.check(view)
-            before = change.before[path]
-            if before is not None:
-                overwrite(held, work.paths, path, before, data)
+            old = before[path]
+            if old is not None:
+                overwrite(held, work.paths, path, old, data)
             elif not held.create(path, data) and held.read(path) != data:
                 raise work.changed("another process wrote the missing metadata")
         work.check(view)
@@ -211,7 +143,7 @@ def _write_all(held: Leased, work: Unchanged, change: MetadataChange, *, put_bac
             raise error from None
         if reason is None:
             raise
-        raise _put_back(held, work, change.after, reason) from error
+        raise _put_back(held, work, after, reason) from error
 
 
 def _put_back(
@@ -247,42 +179,6 @@ def _check_files_left(held: Leased, work: Unchanged) -> None:
         raise FormatError(f"{len(gone)} files of its original lists are missing", path=gone[0])
 
 
-def _new_files(
-    plan: RewritePlan, parts: Sequence[RewriteShard], left_out: Sequence[LeftOut]
-) -> tuple[dict[TableKey, tuple[TableRewrite, list[TimeFile]]], list[RewriteShard]]:
-    """Return the tables that get new files. If one table of an aggregate is left out, both are."""
-    stuck = {left.operator for left in left_out if _of_aggregate(plan, left)}
-    stuck_tables = {(left.operator, left.table) for left in left_out}
-    files: dict[TableKey, tuple[TableRewrite, list[TimeFile]]] = {}
-    taken: list[RewriteShard] = []
-    for table in plan.tables:
-        key = (table.operator, table.table)
-        mine = [p for p in parts if (p.merged.operator, p.merged.table) == key]
-        outputs = [file for part in mine for file in _outputs(part)]
-        # A table without a remaining row would vanish from the epoch; Arroyo itself drops it later.
-        if key in stuck_tables or (table.operator in stuck and table.rule.aggregate) or not outputs:
-            continue
-        files[key] = (table, outputs)
-        taken += mine
-    return files, taken
-
-
-def _of_aggregate(plan: RewritePlan, one: LeftOut) -> bool:
-    return any(
-        (table.operator, table.table) == (one.operator, one.table) and table.rule.aggregate
-        for table in plan.tables
-    )
-
-
-def _left_out_once(left_out: Sequence[LeftOut]) -> list[LeftOut]:
-    """Keep only the first reason of each table."""
-    return list({(left.operator, left.table): left for left in reversed(left_out)}.values())
-
-
-def _outputs(part: RewriteShard) -> tuple[TimeFile, ...]:
-    return tuple(file for file in part.merged.outputs if isinstance(file, TimeFile))
-
-
 def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath, bytes]:
     """Return the metadata objects to overwrite, with their new bytes."""
     if after == snapshot.checkpoint:
@@ -306,19 +202,3 @@ def encoded_objects(snapshot: JobSnapshot, after: Checkpoint) -> dict[StatePath,
 def _check_reads(same: bool, path: StatePath) -> None:
     if not same:
         raise ProtocolError("metadata would read back different from what was intended", path=path)
-
-
-def _with_result(found: RewriteOutcome, work: Unchanged, after: Checkpoint) -> RewriteOutcome:
-    new = {file.path: part for part in found.parts for file in _outputs(part)}
-    sizes = {**work.sizes, **{path: part.size_bytes_out for path, part in new.items()}}
-    listed = set(after.paths)
-    return replace(
-        found,
-        unlisted=tuple(
-            source.file.path
-            for table in found.plan.tables
-            for source in table.inputs
-            if source.file.path not in listed and source.file.epoch == found.plan.epoch
-        ),
-        after=forecast(after, sizes, found.plan.parallelism),
-    )

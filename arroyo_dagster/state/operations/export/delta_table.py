@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.optional_packages import explained_imports
-from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
+from arroyo_dagster.redaction import redact_text, register_settings, replaced
 from arroyo_dagster.state.operations.export.lake_table import (
     AddedFile,
     CommitToken,
@@ -67,14 +68,13 @@ class DeltaLakeTable(LakeTable):
     def open(self) -> OpenDeltaTable | None:
         """Read the table's metadata; see `LakeTable.open`."""
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError, TableNotFoundError
+        from deltalake.exceptions import TableNotFoundError
 
-        try:
-            table = DeltaTable(self._uri, storage_options=self._options)
-        except TableNotFoundError:
-            return None
-        except (DeltaError, OSError) as error:
-            raise _failed(self.name, error) from redacted_cause(error)
+        with _failures(self.name):
+            try:
+                table = DeltaTable(self._uri, storage_options=self._options)
+            except TableNotFoundError:
+                return None
         return OpenDeltaTable(self.name, table)
 
     def create(
@@ -82,9 +82,8 @@ class DeltaLakeTable(LakeTable):
     ) -> OpenDeltaTable:
         """Create the table, unless another writer has just done so."""
         from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
 
-        try:
+        with _failures(self.name):
             table = DeltaTable.create(
                 self._uri,
                 columns,
@@ -94,8 +93,6 @@ class DeltaLakeTable(LakeTable):
                 storage_options=self._options,
                 raise_if_key_not_exists=False,
             )
-        except (DeltaError, OSError) as error:
-            raise _failed(self.name, error) from redacted_cause(error)
         return OpenDeltaTable(self.name, table)
 
 
@@ -147,19 +144,18 @@ class OpenDeltaTable(OpenTable):
         added_columns: Sequence[pa.Field] = (),
     ) -> None:
         """Add columns in one transaction, then files and the token in another."""
-        from deltalake.exceptions import CommitFailedError, DeltaError
+        from deltalake.exceptions import CommitFailedError
 
-        try:
-            if added_columns:
-                from deltalake import Schema
+        with _failures(self._name):
+            try:
+                if added_columns:
+                    from deltalake import Schema
 
-                fields = Schema.from_arrow(pa.schema(added_columns)).fields
-                self._table.alter.add_columns(list(fields))
-            self._append(files, token, epoch)
-        except CommitFailedError as error:
-            raise OvertakenError from error
-        except (DeltaError, OSError) as error:
-            raise _failed(self._name, error) from redacted_cause(error)
+                    fields = Schema.from_arrow(pa.schema(added_columns)).fields
+                    self._table.alter.add_columns(list(fields))
+                self._append(files, token, epoch)
+            except CommitFailedError as error:
+                raise OvertakenError from error
 
     def _append(self, files: Sequence[AddedFile], token: CommitToken, epoch: int) -> None:
         from deltalake import CommitProperties, Transaction
@@ -193,10 +189,16 @@ class OpenDeltaTable(OpenTable):
         )
 
 
-def _failed(name: str, error: Exception) -> StorageError:
-    return StorageError(
-        f"deltalake failed ({redact_text(str(error)).splitlines()[0]})",
-        table=name,
-        retryable=True,
-        next_step="check the table and its options, then run it again; nothing is lost",
+def _failures(name: str) -> AbstractContextManager[None]:
+    """Replace the errors of deltalake."""
+    from deltalake.exceptions import DeltaError
+
+    return replaced(
+        (DeltaError, OSError),
+        lambda error: StorageError(
+            f"deltalake failed ({redact_text(str(error)).splitlines()[0]})",
+            table=name,
+            retryable=True,
+            next_step="check the table and its options, then run it again; nothing is lost",
+        ),
     )

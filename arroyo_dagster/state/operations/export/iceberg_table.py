@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from arroyo_dagster.errors import ArroyoStateError, InputError, StorageError
 from arroyo_dagster.optional_packages import explained_imports
-from arroyo_dagster.redaction import redact_text, redacted_cause, register_settings
+from arroyo_dagster.redaction import redact_text, register_settings, replaced
 from arroyo_dagster.state.operations.export.lake_table import (
     AddedFile,
     CommitToken,
@@ -46,12 +48,11 @@ class IcebergLakeTable(LakeTable):
         catalog = self._load()
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        try:
-            table = catalog.load_table(self.name)
-        except (NoSuchTableError, NoSuchNamespaceError):
-            return None
-        except Exception as error:
-            raise _failed(self.name, error) from redacted_cause(error)
+        with _failures(self.name):
+            try:
+                table = catalog.load_table(self.name)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
         return OpenIcebergTable(self.name, table)
 
     def create(
@@ -61,7 +62,9 @@ class IcebergLakeTable(LakeTable):
         catalog = self._load()
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
-        try:
+        # Where another writer was faster, the caller checks what it has created.
+        overtaken = contextlib.suppress(TableAlreadyExistsError, CommitFailedException)
+        with _failures(self.name), overtaken:
             catalog.create_namespace_if_not_exists(catalog.namespace_from(self.name))
             with (
                 catalog.create_table_transaction(
@@ -71,10 +74,6 @@ class IcebergLakeTable(LakeTable):
             ):
                 for column in partition_by:
                     spec.add_identity(column)
-        except (TableAlreadyExistsError, CommitFailedException):
-            pass  # another writer was faster; what it created is checked by the caller
-        except Exception as error:
-            raise _failed(self.name, error) from redacted_cause(error)
         table = self.open()
         if table is None:
             raise StorageError(
@@ -89,10 +88,8 @@ class IcebergLakeTable(LakeTable):
         with explained_imports():
             import pyiceberg  # noqa: F401
             from pyiceberg.catalog import load_catalog
-        try:
+        with _failures(self.name):
             return load_catalog(**self._catalog)
-        except Exception as error:
-            raise _failed(self.name, error) from redacted_cause(error)
 
 
 class OpenIcebergTable(OpenTable):
@@ -124,10 +121,8 @@ class OpenIcebergTable(OpenTable):
 
     def partition_files(self, column: str, value: int) -> tuple[int, int, int]:
         """Return files, rows and bytes of a partition, by the manifests."""
-        try:
+        with _failures(self._name):
             tasks = list(self._table.scan(row_filter=f'"{column}" = {value}').plan_files())
-        except Exception as error:
-            raise _failed(self._name, error) from redacted_cause(error)
         files = [task.file for task in tasks]
         return (
             len(files),
@@ -145,12 +140,12 @@ class OpenIcebergTable(OpenTable):
         """Add columns, files and the token in one transaction."""
         from pyiceberg.exceptions import CommitFailedException
 
-        try:
-            self._append(files, token, epoch, added_columns)
-        except CommitFailedException as error:
-            raise OvertakenError from error
-        except Exception as error:
-            raise _failed(self._name, error) from redacted_cause(error)
+        with _failures(self._name):
+            try:
+                return self._append(files, token, epoch, added_columns)
+            except CommitFailedException as error:
+                overtaken = error
+        raise OvertakenError from overtaken
 
     def _append(
         self,
@@ -185,14 +180,18 @@ def _property(writer: str) -> str:
     return f"{JOB}.{writer}"
 
 
-def _failed(name: str, error: Exception) -> ArroyoStateError:
+def _failures(name: str) -> AbstractContextManager[None]:
+    """Replace the errors of pyiceberg, and of what it is built on."""
     from pyiceberg.exceptions import NotInstalledError
 
-    if isinstance(error, NotInstalledError):
-        return InputError(f"this catalog needs another package ({error})", table=name)
-    return StorageError(
-        f"pyiceberg failed ({type(error).__name__}: {redact_text(str(error)).splitlines()[0]})",
-        table=name,
-        retryable=True,
-        next_step="check the catalog and its properties, then run it again; nothing is lost",
-    )
+    def replacement(error: Exception) -> ArroyoStateError:
+        if isinstance(error, NotInstalledError):
+            return InputError(f"this catalog needs another package ({error})", table=name)
+        return StorageError(
+            f"pyiceberg failed ({type(error).__name__}: {redact_text(str(error)).splitlines()[0]})",
+            table=name,
+            retryable=True,
+            next_step="check the catalog and its properties, then run it again; nothing is lost",
+        )
+
+    return replaced(Exception, replacement)

@@ -18,11 +18,11 @@ from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, parse_checkpoint_dir, parse_epoch_record
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.operations.engines import HERE, ItemRunner
+from arroyo_dagster.state.operations.gc.inventory import sweep
 from arroyo_dagster.state.operations.gc.journal import Journal, finish_open_runs
 from arroyo_dagster.state.operations.gc.pins import forget_released, note_expired
 from arroyo_dagster.state.operations.gc.plan import GcRequest, check_allowed, plan_gc
 from arroyo_dagster.state.operations.gc.quarantine import QuarantineWriter, purge_quarantine
-from arroyo_dagster.state.operations.gc.remains import sweep
 from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.gc.steps import Delete, GcRun, Pace, delete_here
 from arroyo_dagster.state.operations.progress import heartbeat, timed

@@ -11,16 +11,25 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
-from arroyo_dagster.errors import FormatError
+from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec.maintenance_records import (
     decode_change_record,
     decode_compaction_record,
 )
 from arroyo_dagster.state.codec.records import decode_generation_manifest
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
+from arroyo_dagster.state.metadata.lease import Leased
+from arroyo_dagster.state.model.aliases import PathsDigest
 from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import CheckpointState, GenerationManifest, LostObject
-from arroyo_dagster.state.model.garbage import EpochRoot, PathsDigest, References, Roots
+from arroyo_dagster.state.model.garbage import (
+    EpochRoot,
+    GcPlan,
+    PlanKind,
+    References,
+    Roots,
+    WriteRemains,
+)
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import (
     MAINTENANCE_NAMES,
@@ -34,9 +43,13 @@ from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.model.progress import OnProgress, Progress, no_progress
 from arroyo_dagster.state.operations.gc.root_reader import NO_EPOCH, Reader
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots_once, settled
+from arroyo_dagster.state.operations.gc.roots import (
+    newest_root,
+    read_roots_once,
+    settled,
+    with_store_times,
+)
 from arroyo_dagster.state.operations.gc.roots_protocol import attempt, known_roots
-from arroyo_dagster.state.operations.gc.roots_times import with_store_times
 from arroyo_dagster.state.planning.gc.epoch_roots import epoch_root, unreadable_root
 from arroyo_dagster.state.planning.gc.reachability import (
     check_listed,
@@ -49,6 +62,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
 from arroyo_dagster.state.planning.restore.lost_metadata import NamedTables, cut_metadata
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.write_remains import delete_write_remains, list_write_remains
 
 
 def directories_of(store: ObjectStore, paths: JobPaths) -> list[StatePath]:
@@ -469,3 +483,55 @@ def _check_complete(store: ObjectStore, roots: Roots, found: Inventory) -> None:
 def matching(found: Iterable[StoredObject], wanted: PathsDigest) -> Iterator[StoredObject]:
     """Return the objects whose paths are wanted."""
     return (file for file in found if file.path in wanted)
+
+
+# ---- what killed writes have left on local disk, in no listing -----------------------------------
+
+OLD_MICROS = 24 * 3_600_000_000
+"""No write takes so long; one that stood still meanwhile fails, and says so to its caller."""
+
+
+def write_remains(store: ObjectStore, paths: JobPaths) -> tuple[WriteRemains, ...]:
+    """Return what interrupted writes have left below a job, ordered by name; only on local disk.
+
+    Raises:
+        StorageError: a directory cannot be listed.
+    """
+    return tuple(
+        WriteRemains(name=str(info.path), size_bytes=info.size_bytes, modified_micros=micros)
+        for info in list_write_remains(store, paths.root)
+        if (micros := info.modified_micros) is not None
+    )
+
+
+def with_remains(store: ObjectStore, plan: GcPlan) -> GcPlan:
+    """Return a plan with the old remains below its job; an expiry takes none."""
+    if plan.kind is PlanKind.EXPIRE:
+        return plan
+    before = plan.made_at_micros - OLD_MICROS
+    remains = write_remains(store, plan.paths)
+    return replace(plan, remains=tuple(file for file in remains if file.modified_micros < before))
+
+
+def sweep(held: Leased, plan: GcPlan, fresh: GcPlan) -> int:
+    """Delete the remains that a plan and a fresh one have in common, and return their number.
+
+    Raises:
+        ConflictError: the lease is lost.
+        StorageError: a file cannot be deleted; the others were.
+    """
+    names = [file.name for file in fresh.remains if file in plan.remains]
+    if not names:
+        return 0
+    held.check()
+    failed = delete_write_remains(held, names)
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise StorageError(
+            f"{len(failed)} of {len(names)} remains of interrupted writes were not deleted: "
+            f"{reason}",
+            retryable=False,
+            path=name,
+            url=held.url,
+        )
+    return len(names)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arroyo_dagster.errors import FormatError, NotFoundError, StorageError
+from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.codec.journal import (
     Line,
     Previous,
@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.numbers import parse_numbered
 from arroyo_dagster.state.model.objects import StoredObject
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.failures import delete_all
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 UNKNOWN = "unknown"
 GONE = "gone"
@@ -240,7 +240,7 @@ def finish_open_runs(store: ObjectStore, paths: JobPaths) -> int:
 def _finish(store: ObjectStore, paths: JobPaths, name: str) -> int:
     directory = paths.journal / name
     parts = dict(records_of(store, directory))
-    whole = _read(store, run_path(paths, name))
+    whole = read_optional(store, run_path(paths, name))
     if whole is not None:
         # What arrived later stays: `check_journal` reports it.
         within = [number for number, data in parts.items() if data in whole]
@@ -394,11 +394,11 @@ class StoredRun:
 def load_run(store: ObjectStore, paths: JobPaths, name: str) -> StoredRun:
     """Read a run completely."""
     path, directory = run_path(paths, name), paths.journal / name
-    data = _read(store, path)
+    data = read_optional(store, path)
     parts: list[tuple[int, bytes]] = []
     if data is None:
         parts = list(records_of(store, directory))
-        data = _read(store, path)  # It may have ended meanwhile.
+        data = read_optional(store, path)  # It may have ended meanwhile.
     objects = [(directory / record_name(number), part) for number, part in parts]
     if data is not None:
         objects = [(path, data)]
@@ -419,18 +419,11 @@ def records_of(store: ObjectStore, directory: StatePath) -> Iterator[tuple[int, 
     listed = (info.path.name for info in store.list_dir(directory).objects)
     numbers = [parse_numbered(name, 6, _SUFFIX) for name in listed]
     number = 1 + max((n for n in numbers if n is not None), default=-1)
-    read = ahead(lambda n: _read(store, directory / record_name(n)), range(number))
+    read = ahead(lambda n: read_optional(store, directory / record_name(n)), range(number))
     yield from ((n, data) for n, data in enumerate(read) if data is not None)
-    while (data := _read(store, directory / record_name(number))) is not None:
+    while (data := read_optional(store, directory / record_name(number))) is not None:
         yield number, data
         number += 1
-
-
-def _read(store: ObjectStore, path: StatePath) -> bytes | None:
-    try:
-        return store.read(path)
-    except NotFoundError:
-        return None
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from arroyo_dagster.errors import ConflictError, FormatError, NotFoundError, ProtocolError
+from arroyo_dagster.errors import (
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    ProtocolError,
+    StorageError,
+)
 from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.metadata.backend import ParquetBackend
@@ -20,10 +26,10 @@ from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.operations.gc.roots import newest_root
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.failures import delete_all
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 ANY = Epoch(0)
 """Any epoch."""
@@ -180,6 +186,47 @@ def put_pins(held: ObjectStore, paths: JobPaths, change: Callable[[JobPins], Job
     return pins
 
 
+@contextlib.contextmanager
+def pinned_while(
+    held: ObjectStore,
+    paths: JobPaths,
+    epochs: Sequence[Epoch],
+    reason: str,
+    owner: str,
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> Iterator[None]:
+    """Pin epochs for the duration of the context, unless they are pinned anyway.
+
+    At its end the pins of this reason are released: under the lease no other operation has any.
+
+    Args:
+        held: the store, under the lease.
+        epochs: ascending.
+    """
+
+    def pinned(kept: JobPins) -> JobPins:
+        for epoch in epochs:
+            if epoch not in kept.pinned:
+                pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=reason)
+                kept = kept.with_pin(pin)
+        return kept
+
+    def released(kept: JobPins) -> JobPins:
+        mine = {pin.epoch for pin in kept.pins if pin.reason == reason}
+        return release(kept, epochs=mine, reasons=(reason,))
+
+    if not read_pins(held, paths).pinned.issuperset(epochs):
+        put_pins(held, paths, pinned)
+        if may_be_going(held, paths, epochs[0]):
+            sleep(IN_FLIGHT_GRACE_SECONDS)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ConflictError, StorageError):
+            put_pins(held, paths, released)
+
+
 def note_expired(held: ObjectStore, paths: JobPaths, below: Epoch) -> None:
     """Note that epochs below this one need not exist; before the first of them is deleted."""
     if read_pins(held, paths).expired_below < below:
@@ -246,12 +293,12 @@ def forget_changes(held: ObjectStore, paths: JobPaths, done: Callable[[str], boo
     paths_done = [path for path in {*listed, *named} if done(path.name)]
     compactions = [p for p in paths_done if is_change_of(paths, p, ChangeKind.COMPACTION)]
     delete_all(held, compactions)
-    for path in paths_done:
-        if is_change_of(paths, path, ChangeKind.EDIT):
-            with contextlib.suppress(NotFoundError):
-                record = decode_change_record(held.read(path), path)
-                if record.before:
-                    held.put(path, encode(replace(record, before={}, inputs=())))
+    edits = [path for path in paths_done if is_change_of(paths, path, ChangeKind.EDIT)]
+    contents = concurrently(lambda path: read_optional(held, path), edits)
+    for path, data in zip(edits, contents, strict=True):
+        record = None if data is None else decode_change_record(data, path)
+        if record is not None and record.before:
+            held.put(path, encode(replace(record, before={}, inputs=())))
 
 
 def unpin_changes(
@@ -263,3 +310,19 @@ def unpin_changes(
     if stays != named:
         put_pins(held, paths, lambda kept: replace(kept, changes=stays))
     return [paths.changes / name for name in named]
+
+
+# ---- the backlog of the expiry of old epochs by their number -------------------------------------
+
+
+def expiry_backlog(store: ObjectStore, paths: JobPaths, keep_epochs: int) -> int:
+    """Return how many unpinned epochs are older than the newest `keep_epochs`; Arroyo jobs: 0."""
+    backend = ParquetBackend(store, paths)
+    epochs = backend.epochs()
+    if len(epochs) <= keep_epochs:
+        return 0
+    newest = backend.load_checkpoint_metadata(epochs[-1])
+    if newest.progress is None:
+        return 0
+    pinned = backend.job_pins().pinned
+    return sum(epoch not in pinned for epoch in epochs[: len(epochs) - keep_epochs])

@@ -12,15 +12,7 @@ from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState
 from arroyo_dagster.state.model.clock import wall_clock
-from arroyo_dagster.state.model.garbage import (
-    GcPlan,
-    GraceSettings,
-    PlanKind,
-    Retention,
-    Roots,
-    checked_grace,
-    checked_purge_age,
-)
+from arroyo_dagster.state.model.garbage import GcPlan, GraceSettings, PlanKind, Retention, Roots
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import JobAnswer, JobCondition
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -34,11 +26,10 @@ from arroyo_dagster.state.operations.gc.inventory import (
     list_job,
     read_inventory,
     read_listed,
+    with_remains,
 )
-from arroyo_dagster.state.operations.gc.remains import with_remains
 from arroyo_dagster.state.operations.gc.root_reader import Reader
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
-from arroyo_dagster.state.operations.gc.roots_times import with_store_times
+from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots, with_store_times
 from arroyo_dagster.state.operations.gc.store_listing import (
     StoreListing,
     check_age,
@@ -59,10 +50,16 @@ from arroyo_dagster.state.planning.gc.expiry import plan_expiry, why_epochs_stay
 from arroyo_dagster.state.planning.gc.orphans import judge, plan_orphans, standing_of
 from arroyo_dagster.state.planning.gc.reachability import check_aliases, refuse
 from arroyo_dagster.state.planning.gc.recheck import measured
-from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_still, why_dead
+from arroyo_dagster.state.planning.gc.safety_checks import (
+    at_rest,
+    check_still,
+    checked_grace,
+    checked_purge_age,
+    why_dead,
+)
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,11 +187,11 @@ def _plan(
     stored = request.listing
     if stored is not None:
         check_age(stored, paths, now, request.grace_micros)
-        listing = list_with(store, paths, stored, on_progress)
-        roots = read_listed(store, listing.found, on_progress)
-        check_complete(store, stored, roots, listing.found.files)
-        plan = _orphans(request, listing.found, roots, now, needed_answer(request, roots, before))
-        return rechecked(store, with_newer(plan, listing.newer), stored, items)
+        inventory, newer = list_with(store, paths, stored, on_progress)
+        roots = read_listed(store, inventory, on_progress)
+        check_complete(store, stored, roots, inventory.files)
+        plan = _orphans(request, inventory, roots, now, needed_answer(request, roots, before))
+        return rechecked(store, with_newer(plan, newer), stored, items)
     try:
         inventory, roots = read_inventory(store, paths, on_progress)
     except (FormatError, ProtocolError, NotFoundError) as error:
@@ -300,11 +297,8 @@ def _check_aliases(inventory: Inventory, roots: Roots) -> None:
 
 def _begun_removal(store: ObjectStore, paths: JobPaths) -> GcPlan | None:
     """Return the plan of a deletion that was begun and not finished; None if there is none."""
-    try:
-        data = store.read(paths.removal)
-    except NotFoundError:
-        return None
-    return decode_gc_plan(data, paths.removal)
+    data = read_optional(store, paths.removal)
+    return None if data is None else decode_gc_plan(data, paths.removal)
 
 
 def _check_no_removal(store: ObjectStore, roots: Roots, plan: GcPlan, files: Packed) -> None:

@@ -17,16 +17,9 @@ from arroyo_dagster.state.codec.gc import decode_moved, encode_moved, encode_qua
 from arroyo_dagster.state.codec.journal import RunHeader
 from arroyo_dagster.state.codec.references import manifest_references, operator_references
 from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LeaseOptions, lease
+from arroyo_dagster.state.model.aliases import PathsDigest
 from arroyo_dagster.state.model.clock import Clock, wall_clock
-from arroyo_dagster.state.model.garbage import (
-    PURGE_MICROS,
-    GcPlan,
-    JobPins,
-    Moved,
-    PathsDigest,
-    Quarantined,
-    checked_purge_age,
-)
+from arroyo_dagster.state.model.garbage import PURGE_MICROS, GcPlan, JobPins, Moved, Quarantined
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import QUARANTINE_INDEX, JobPaths, index_batch
 from arroyo_dagster.state.model.objects import (
@@ -45,11 +38,11 @@ from arroyo_dagster.state.operations.gc.root_reader import Reader
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.planning.engines import WorkAmount
 from arroyo_dagster.state.planning.gc.dead_jobs import UNREADABLE
-from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock
-from arroyo_dagster.state.planning.restore.copied_jobs import check_own
+from arroyo_dagster.state.planning.gc.safety_checks import check_store_clock, checked_purge_age
+from arroyo_dagster.state.planning.restore.lost_metadata import check_own
 from arroyo_dagster.state.storage.concurrency import ahead, concurrently
 from arroyo_dagster.state.storage.failures import delete_all
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +236,8 @@ def find_copy(
 
 
 def _moved_in(store: ObjectStore, paths: JobPaths, path: StatePath) -> list[Moved] | None:
-    try:
-        data = store.read(path)
-    except NotFoundError:
+    data = read_optional(store, path)
+    if data is None:
         return None  # the run was interrupted before this part, or had nothing left to move
     moved = decode_moved(data, path)
     for below, named in (

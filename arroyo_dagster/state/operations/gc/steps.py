@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state.metadata.lease import Leased, Precondition
-from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest
+from arroyo_dagster.state.model.aliases import PathsDigest
+from arroyo_dagster.state.model.garbage import GcPlan
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, Layout

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from arroyo_dagster.errors import InputError, ProtocolError
-from arroyo_dagster.state.model.garbage import DAY_MICROS, SKEW_MICROS, GcPlan, PathsDigest, Roots
+from arroyo_dagster.state.model.aliases import PathsDigest
+from arroyo_dagster.state.model.garbage import DAY_MICROS, SKEW_MICROS, GcPlan, Roots
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
@@ -73,19 +74,6 @@ class StoreListing:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedListing:
-    """The objects of a job, by a stored listing where that is safe.
-
-    Attributes:
-        found: as listing them now would find them; data files are those of the listing only.
-        newer: the data files that were listed now and are not in the listing: number and bytes.
-    """
-
-    found: Inventory
-    newer: tuple[int, int]
-
-
 def check_age(given: StoreListing, paths: JobPaths, now_micros: int, grace_micros: int) -> None:
     """Refuse a listing of another job, from the future, or older than the grace period.
 
@@ -118,11 +106,15 @@ def list_with(
     paths: JobPaths,
     given: StoreListing,
     on_progress: OnProgress = no_progress,
-) -> CheckedListing:
+) -> tuple[Inventory, tuple[int, int]]:
     """List a job with the help of a stored listing.
 
     Directories of epochs that were complete a day before the listing was made are taken from it.
     All others are listed: those are few, unless many attempts at epochs failed.
+
+    Returns:
+        The objects as listing them now would find them, of data files only those of the listing;
+        and the number and bytes of the data files that were listed now and are not in it.
 
     Raises:
         ProtocolError: as `read_inventory`.
@@ -163,9 +155,7 @@ def list_with(
         samples=tuple(path for part in (by_listing, *fresh) for path in part.samples),
         beside=len(newer),
     )
-    return CheckedListing(
-        found=inventory, newer=(len(newer), sum(file.size_bytes or 0 for file in newer))
-    )
+    return inventory, (len(newer), sum(file.size_bytes or 0 for file in newer))
 
 
 def _directory(path: StatePath, known: frozenset[StatePath]) -> StatePath | None:

@@ -372,7 +372,7 @@ def _commits(epoch: StateEpoch) -> Iterator[CommitRow]:
 
 
 def _key_ranges(epoch: StateEpoch) -> Iterator[KeyRangeRow]:
-    from arroyo_dagster.state.operations.query.restore_estimate import estimate_restore
+    from arroyo_dagster.state.operations.query.operator_state import estimate_restore
 
     for estimate in estimate_restore(epoch, epoch.job.catalog.parallelism):
         read = estimate.read

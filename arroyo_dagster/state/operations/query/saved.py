@@ -77,19 +77,6 @@ def _number(text: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundQuery:
-    """A saved query with the values of its parameters.
-
-    Attributes:
-        sql: one query, whose tables have their full names.
-        parallelism: of the subtasks that it shows; None = of each operator.
-    """
-
-    sql: str
-    parallelism: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SavedQuery:
     """A saved query; `description` says what it answers."""
 
@@ -106,8 +93,11 @@ class SavedQuery:
 
     def bind(
         self, job: str | None, values: Mapping[str, str], *, of_epoch: bool = False
-    ) -> BoundQuery:
+    ) -> tuple[str, int | None]:
         """Return the query of a job, or of all jobs, with values in place of its parameters.
+
+        Its tables have their full names. The number is the parallelism of the subtasks that it
+        shows; None = of each operator.
 
         Args:
             job: `JOB` or `JOB@EPOCH`; None = all jobs.
@@ -134,10 +124,8 @@ class SavedQuery:
         if job is not None and self.usage is JobArgument.NO_JOB:
             raise self._refused("the query takes no job")
         epochs, parallelism = literals.get(EPOCHS), literals.get(PARALLELISM, _NULL)
-        return BoundQuery(
-            sql=self._replaced(literals | _tables(job, None if of_epoch else epochs)),
-            parallelism=None if parallelism == _NULL else int(parallelism),
-        )
+        sql = self._replaced(literals | _tables(job, None if of_epoch else epochs))
+        return sql, None if parallelism == _NULL else int(parallelism)
 
     def _replaced(self, literals: Mapping[str, str]) -> str:
         from arroyo_dagster.state.operations.query.sql_text import sql_tokens  # loads polars

@@ -147,9 +147,8 @@ class SqlCatalog:
                 job = f"{state_job.name}@{epoch}" if of_epoch else state_job.name
             except NotFoundError:
                 pass  # its journal may be left
-        bound = query.bind(job, values or {}, of_epoch=of_epoch)
-        state = replace(self.state, parallelism=bound.parallelism)
-        return replace(self, state=state).collect(bound.sql)
+        sql, parallelism = query.bind(job, values or {}, of_epoch=of_epoch)
+        return replace(self, state=replace(self.state, parallelism=parallelism)).collect(sql)
 
     def list_tables(self) -> pl.DataFrame:
         """Return every table that a query can name: its name, and what a row is."""

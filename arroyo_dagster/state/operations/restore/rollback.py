@@ -9,25 +9,21 @@ from dataclasses import replace
 
 from arroyo_dagster.errors import (
     ArroyoStateError,
-    ConflictError,
     FormatError,
     NotFoundError,
     ProtocolError,
-    StorageError,
 )
 from arroyo_dagster.state.metadata.backend import ParquetBackend, writer_lease
-from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS
 from arroyo_dagster.state.metadata.tree import CheckpointTree
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
 from arroyo_dagster.state.model.clock import Clock, wall_clock
-from arroyo_dagster.state.model.garbage import JobPins, Pin
 from arroyo_dagster.state.model.ids import Epoch, JobId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.rollback import CommittedOutput, RollbackOutcome, RollbackPlan
 from arroyo_dagster.state.operations.catalog.epoch_summaries import EpochSummary, list_epochs
 from arroyo_dagster.state.operations.catalog.footers import Footers
-from arroyo_dagster.state.operations.gc.pins import may_be_going, put_pins
+from arroyo_dagster.state.operations.gc.pins import pinned_while
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.planning.restore.rollback import (
     EpochFacts,
@@ -261,37 +257,9 @@ def run_rollback(
     paths = plan.paths
     with writer_lease(store, paths, owner, clock) as leased:
         check_same(plan, make_plan(_facts(leased, paths), plan.epoch, undoes=plan.undoes))
-        with _kept(leased, paths, plan.epoch, owner, clock, sleep):
+        # A live run may be about to let it expire.
+        with pinned_while(leased, paths, [plan.epoch], REASON, owner, clock, sleep):
             return _published(ParquetBackend(leased, paths, clock=clock), plan)
-
-
-@contextlib.contextmanager
-def _kept(
-    held: ObjectStore,
-    paths: JobPaths,
-    epoch: Epoch,
-    owner: str,
-    clock: Clock,
-    sleep: Callable[[float], None],
-) -> Iterator[None]:
-    """Pin an epoch for the duration of the context: a live run may be about to let it expire."""
-    before = ParquetBackend(held, paths).job_pins()
-    if epoch not in before.pinned:
-        pin = Pin(epoch=epoch, owner=owner, pinned_at_micros=clock(), reason=REASON)
-        put_pins(held, paths, lambda kept: kept.with_pin(pin))
-        if may_be_going(held, paths, epoch):
-            sleep(IN_FLIGHT_GRACE_SECONDS)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ConflictError, StorageError):
-            put_pins(held, paths, _released)
-
-
-def _released(kept: JobPins) -> JobPins:
-    """Release the pins of all rollbacks: under the lease no other rollback is active."""
-    pins = (replace(pin, released=True) if pin.reason == REASON else pin for pin in kept.pins)
-    return replace(kept, pins=tuple(pins))
 
 
 def _published(backend: ParquetBackend, plan: RollbackPlan) -> RollbackOutcome:

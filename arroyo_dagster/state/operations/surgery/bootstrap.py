@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from arroyo_dagster.errors import InputError, ProtocolError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.metadata.lease import Leased
@@ -31,7 +33,6 @@ from arroyo_dagster.state.model.surgery.plans import (
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.hash_variant import find_hash_variant
@@ -42,7 +43,6 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     table_facts,
 )
 from arroyo_dagster.state.operations.surgery.carried_files import without_rows
-from arroyo_dagster.state.operations.surgery.column_types import column_errors
 from arroyo_dagster.state.operations.surgery.computed_rows import ComputedRows, TableTarget
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
@@ -63,12 +63,13 @@ from arroyo_dagster.state.operations.surgery.plan import (
     check_can_run,
     editable_snapshot,
     preconditions,
+    with_lists,
 )
 from arroyo_dagster.state.operations.surgery.watermarks import WatermarkChanges, watermark_changes
 from arroyo_dagster.state.operations.surgery.window import PlannableEdit
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey
 from arroyo_dagster.state.planning.surgery.columns import SESSION
-from arroyo_dagster.state.planning.surgery.documents import raise_together
+from arroyo_dagster.state.planning.surgery.overrides import raise_together
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import default_catalogue
 from arroyo_dagster.state.tables.known.positions import rule_of
@@ -129,21 +130,20 @@ class BootstrapJob:
         check_can_run(self.paths, prepared.snapshot, prepared.plan, run_options.approved)
 
         def write(held: Leased, again: _Prepared) -> NewState:
-            rows = {key: self._written(held, again, key) for key in self.tables}
             checkpoint = again.snapshot.checkpoint
-            pairs = {
-                (changed.table.operator.operator, changed.table.name): write_entries(
-                    held, self.paths, checkpoint, changed
-                )
-                for changed in again.entries
+            lists: dict[TableKey, Sequence[StatePath | TimeFile]] = {
+                key: files for key in self.tables if (files := self._written(held, again, key))
             }
+            for changed in again.entries:
+                table = changed.table.operator.operator, changed.table.name
+                lists[table] = write_entries(held, self.paths, checkpoint, changed)
             check_not_cancelled(self.paths, run_options.cancelled)
             return NewState(
                 tuple(
                     without_rows(
                         held,
                         checkpoint,
-                        _with_lists(operator, rows, pairs),
+                        with_lists(operator, lists),  # a table without rows is emptied
                         [name for owner, name in again.emptied if owner == operator.operator],
                     )
                     for operator in again.operators
@@ -199,18 +199,7 @@ class BootstrapJob:
         snapshot = editable_snapshot(store, self.paths, self.directory, request)
         checkpoint = snapshot.checkpoint
         hashes = find_hash_variant(store, checkpoint)
-        targets = {
-            key: _target(checkpoint, key, hashes.variant, self.watermark_micros)
-            for key in self.tables
-        }
-        errors = [
-            error
-            for (operator, name), target in targets.items()
-            for error in column_errors(
-                f"{operator}.{name}", self.tables[operator, name].schema, target.columns
-            )
-        ]
-        raise_together("the bootstrap", errors)
+        targets = self._targets(checkpoint, hashes.variant)
         if tables is None:
             tables = tuple(self._described(key, target) for key, target in targets.items())
         request = replace(request, tables=tables)
@@ -248,6 +237,23 @@ class BootstrapJob:
             operators=cut.watermark.operators,
             emptied=tuple((step.operator, step.table) for step in emptied),
         )
+
+    def _targets(
+        self, checkpoint: Checkpoint, variant: HashVariant | None
+    ) -> dict[TableKey, TableTarget]:
+        """Return the tables of the job that get the rows; errors of all columns together."""
+        targets = {
+            key: _target(checkpoint, key, variant, self.watermark_micros) for key in self.tables
+        }
+        errors = [
+            error
+            for (operator, name), target in targets.items()
+            for error in column_errors(
+                f"{operator}.{name}", self.tables[operator, name].schema, target.columns
+            )
+        ]
+        raise_together("the bootstrap", errors)
+        return targets
 
     def _described(self, key: TableKey, target: TableTarget) -> BootstrapTable:
         facts = self.tables[key].facts(target)
@@ -451,21 +457,6 @@ def _half_given(steps: list[TableStep], tables: tuple[BootstrapTable, ...]) -> I
             )
 
 
-def _with_lists(
-    operator: OperatorCheckpoint,
-    rows: Mapping[TableKey, tuple[TimeFile, ...]],
-    pairs: Mapping[TableKey, tuple[StatePath, ...]],
-) -> OperatorCheckpoint:
-    tables = dict(operator.tables)
-    for name, files in operator.tables.items():
-        key = operator.operator, name
-        if key in rows and isinstance(files, ExpiringTimeKeyFiles):
-            tables[name] = replace(files, files=rows[key])
-        elif key in pairs and isinstance(files, GlobalKeyedFiles):
-            tables[name] = replace(files, files=pairs[key])
-    return replace(operator, tables=tables)
-
-
 # ---- which sessions of a session window are open: its table `e`, beside the rows in `s` ----------
 # Source: docs/spec/arroyo-state.md 5.6. A restore takes the earliest start of all subtasks, loads
 # the rows since then, and closes the sessions that the watermark has passed.
@@ -510,3 +501,79 @@ def _starts_of(operator: OperatorId, tables: Sequence[GlobalTable]) -> GlobalTab
         operator=operator,
         next_step="let the job process rows, and stop it with a checkpoint again",
     )
+
+
+# ---- whether computed columns fit their table, before any row is computed ------------------------
+
+
+def column_errors(place: str, found: pa.Schema, wanted: pa.Schema) -> Iterator[InputError]:
+    """Yield what is wrong with computed columns, each column of another type with both types.
+
+    Args:
+        place: the operator and the table, for people.
+        found: the columns as they will be computed.
+        wanted: the columns of the job's table.
+    """
+    if found.names != wanted.names:
+        yield InputError(
+            f"{place}: computed rows have other columns than the table of the job",
+            expected=", ".join(f"{column.name} {column.type}" for column in wanted),
+            found=", ".join(f"{column.name} {column.type}" for column in found),
+            next_step="select these columns in this order",
+        )
+        return
+    for have, want in zip(found, wanted, strict=True):
+        if not fits(have.type, want.type):
+            yield InputError(
+                f"{place}: column {want.name!r} does not fit the type {want.type} of the job: it "
+                f"is {have.type}",
+                next_step="give another expression, or cast it; of an aggregate cast the argument: "
+                "sum(cast(price as double))",
+            )
+
+
+def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type may be those of another one: each is converted or refused.
+
+    Text is never a number, and a fraction never a whole one, whatever the values are.
+    """
+    is_ = pa.types
+    if found.equals(wanted) or is_.is_null(found):
+        return True
+    if _is_list(wanted):
+        return _is_list(found) and fits(found.value_type, wanted.value_type)
+    if is_.is_struct(wanted):
+        return (
+            is_.is_struct(found)
+            and [field.name for field in found] == [field.name for field in wanted]
+            and all(fits(a.type, b.type) for a, b in zip(found, wanted, strict=True))
+        )
+    if is_.is_integer(wanted):
+        whole = is_.is_integer(found) or (is_.is_decimal(found) and found.scale == 0)
+        return bool(whole)
+    if is_.is_floating(wanted) and is_.is_floating(found):
+        return bool(found.bit_width <= wanted.bit_width)
+    return any(is_kind(wanted) and is_source(found) for is_kind, is_source in _CONVERTED)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+_CONVERTED = (
+    (pa.types.is_floating, pa.types.is_integer),
+    (pa.types.is_decimal, pa.types.is_decimal),
+    (pa.types.is_timestamp, pa.types.is_timestamp),
+    (pa.types.is_fixed_size_binary, _is_binary),
+    (_is_binary, _is_binary),
+    (_is_text, _is_text),
+)
+"""The kind of a column of the job, and a kind whose values are checked when they are converted."""

@@ -40,16 +40,6 @@ class CarriedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Aggregates:
-    """The aggregates of one side: those of table `a`, and the numbers in table `b` with the sizes
-    of their arguments.
-    """
-
-    named: tuple[str, ...]
-    numbers: Mapping[int, set[int]]
-
-
-@dataclass(frozen=True, slots=True)
 class TablePair:
     """An expiring table that both jobs have written.
 
@@ -122,31 +112,32 @@ class TablePair:
             for move in self.overrides.accumulators
             if move.operator == operator
         }
-        mapping = map_accumulators(
-            (theirs.named, theirs.numbers),
-            (ours.named, ours.numbers),
-            moves,
-            same=self._same_program,
-        )
+        mapping = map_accumulators(theirs, ours, moves, same=self._same_program)
+        (_, before), (_, after) = theirs, ours
         if isinstance(mapping, str):
-            if len(theirs.numbers) == len(ours.numbers):
-                order = zip(sorted(theirs.numbers), sorted(ours.numbers), strict=True)
+            if len(before) == len(after):
+                order = zip(sorted(before), sorted(after), strict=True)
                 line = override("accumulators", operator, {str(old): new for old, new in order})
                 return f"{mapping}; if they keep their order in the SELECT: {line} in --overrides"
-            choice = ", ".join(f'"{old}": NEW' for old in sorted(theirs.numbers))
-            positions = " or ".join(map(str, sorted(ours.numbers))) or "a position"
+            choice = ", ".join(f'"{old}": NEW' for old in sorted(before))
+            positions = " or ".join(map(str, sorted(after))) or "a position"
             return (
                 f"{mapping}; name their positions in the SELECT, `accumulators: {{{operator}: "
                 f"{{{choice}}}}}`, where NEW is {positions}"
             )
         for old, new in mapping.items():
-            sizes = theirs.numbers.get(old, set()), ours.numbers.get(new, set())
+            sizes = before.get(old, set()), after.get(new, set())
             if len(sizes[0]) == len(sizes[1]) == 1 and sizes[0] != sizes[1]:
                 return f"its aggregate {new} has arguments of another type than aggregate {old}"
         stays = all(old == new for old, new in mapping.items())
-        return None if stays and mapping.keys() == theirs.numbers.keys() else mapping
+        return None if stays and mapping.keys() == before.keys() else mapping
 
-    def _aggregates(self, store: ObjectStore, side: int) -> _Aggregates | None:
+    def _aggregates(
+        self, store: ObjectStore, side: int
+    ) -> tuple[tuple[str, ...], dict[int, set[int]]] | None:
+        """Return the aggregates of table `a` of one side, and the numbers in table `b` with the
+        sizes of their arguments.
+        """
         operator, config = self.operators[side], self.tables[side]
         files = operator.tables[config.table]
         named = table_described(operator, ACCUMULATORS)
@@ -154,7 +145,7 @@ class TablePair:
             return None
         numbers = accumulator_numbers(store, config, files.files)
         sizes = {number: {size for size, _ in arguments} for number, arguments in numbers.items()}
-        return _Aggregates(aggregates_of(named), sizes)
+        return aggregates_of(named), sizes
 
     @property
     def _where(self) -> str:

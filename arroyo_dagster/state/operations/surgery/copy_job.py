@@ -17,7 +17,6 @@ from arroyo_dagster.errors import (
     InputError,
     NotFoundError,
     ProtocolError,
-    StorageError,
 )
 from arroyo_dagster.redaction import redact_url
 from arroyo_dagster.state.codec.derived import encode
@@ -25,7 +24,6 @@ from arroyo_dagster.state.codec.metadata import decode_manifest
 from arroyo_dagster.state.codec.records import CopyMarker, decode_copy_marker
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import (
-    IN_FLIGHT_GRACE_SECONDS,
     Leased,
     LeasedOperation,
     LeaseOptions,
@@ -38,7 +36,7 @@ from arroyo_dagster.state.model.checkpoints import (
     CurrentGeneration,
     GenerationManifest,
 )
-from arroyo_dagster.state.model.garbage import EpochRoot, JobPins, Pin, Roots, digest_of
+from arroyo_dagster.state.model.garbage import EpochRoot, Roots, digest_of
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.objects import Packed, StoredObject
@@ -46,14 +44,18 @@ from arroyo_dagster.state.model.progress import OnProgress, no_progress
 from arroyo_dagster.state.model.surgery.copies import CopyOutcome, CopyPlan
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
 from arroyo_dagster.state.operations.gc.copies import digest_stored, in_turn
-from arroyo_dagster.state.operations.gc.pins import may_be_going, note_expired, put_pins, release
+from arroyo_dagster.state.operations.gc.pins import (
+    note_expired,
+    pinned_while,
+)
 from arroyo_dagster.state.operations.gc.roots import read_roots
 from arroyo_dagster.state.operations.progress import counter
+from arroyo_dagster.state.operations.surgery.plan import check_approved
 from arroyo_dagster.state.operations.verify.job import verify_job
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
 from arroyo_dagster.state.planning.restore.reads import is_at_rest
 from arroyo_dagster.state.storage.concurrency import concurrently
-from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.storage.store import ObjectStore, read_optional
 from arroyo_dagster.state.storage.wrappers import Extended
 
 REASON = "a copy of the job is under way"
@@ -134,10 +136,7 @@ def check_target(source: ObjectStore, target: ObjectStore, paths: JobPaths) -> b
     """
     if source.url == target.url:
         raise InputError("source and target are the same checkpoint URL", url=target.url)
-    try:
-        data = target.read(paths.copy_marker)
-    except NotFoundError:
-        data = None
+    data = read_optional(target, paths.copy_marker)
     if data is not None:
         begun = decode_copy_marker(data, paths.copy_marker).source
         if begun != redact_url(source.url):
@@ -265,52 +264,17 @@ def run_copy(
     """
     run_options = options or CopyOptions()
     plan = plan_copy(source, paths, target, epoch)
-    if run_options.approved is not None and run_options.approved != plan.digest:
-        raise ConflictError(
-            f"plan {run_options.approved} was approved, but the current plan is {plan.digest}",
-            job=paths.root,
-            next_step="review the new plan and approve it; nothing was changed",
-        )
-    ways = LeaseOptions.of(run_options)
+    check_approved(plan.digest, run_options.approved, job=paths.root)
+    ways, owner = LeaseOptions.of(run_options), run_options.owner
+    clock, sleep = run_options.clock, run_options.sleep
     with (
-        lease(source, paths, run_options.owner, ways) as from_,
-        _pinned(from_, paths, plan, run_options),
-        lease(target, paths, run_options.owner, ways) as to,
+        lease(source, paths, owner, ways) as from_,
+        # The job's own retention may be about to take them.
+        pinned_while(from_, paths, plan.epochs, REASON, owner, clock, sleep),
+        lease(target, paths, owner, ways) as to,
     ):
         # Planned again: what has expired before the pins were there is left out.
         return _Copy(from_, to, paths, plan_copy(from_, paths, to, epoch), run_options).run()
-
-
-@contextlib.contextmanager
-def _pinned(
-    held: ObjectStore, paths: JobPaths, plan: CopyPlan, options: CopyOptions
-) -> Iterator[None]:
-    """Pin the epochs while they are copied: the job's own retention may be about to take them."""
-
-    def pinned(kept: JobPins) -> JobPins:
-        for epoch in plan.epochs:
-            if epoch not in kept.pinned:
-                pin = Pin(
-                    epoch=epoch,
-                    owner=options.owner,
-                    pinned_at_micros=options.clock(),
-                    reason=REASON,
-                )
-                kept = kept.with_pin(pin)
-        return kept
-
-    def released(kept: JobPins) -> JobPins:
-        mine = {pin.epoch for pin in kept.pins if pin.reason == REASON}
-        return release(kept, epochs=mine)
-
-    put_pins(held, paths, pinned)
-    try:
-        if may_be_going(held, paths, plan.epochs[0]):
-            options.sleep(IN_FLIGHT_GRACE_SECONDS)
-        yield
-    finally:
-        with contextlib.suppress(ConflictError, StorageError):
-            put_pins(held, paths, released)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ Source: docs/spec/state-surgery.md, `Create a whole epoch`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from arroyo_dagster.errors import InputError, NotFoundError
 from arroyo_dagster.state.codec.derived import encode
@@ -23,7 +23,7 @@ from arroyo_dagster.state.codec.records import decode_current_generation, decode
 from arroyo_dagster.state.metadata.backend import ParquetBackend
 from arroyo_dagster.state.metadata.lease import Leased
 from arroyo_dagster.state.metadata.tree import CheckpointTree, legacy_head
-from arroyo_dagster.state.model.changes import ChangeKind, JobHead
+from arroyo_dagster.state.model.changes import ChangeKind
 from arroyo_dagster.state.model.checkpoints import (
     Checkpoint,
     CheckpointState,
@@ -46,13 +46,13 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     list_objects,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
-    MetadataChange,
+    change_record,
     publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions, NewState
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
 from arroyo_dagster.state.planning.restore.recovery import StartEmpty
-from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore, read_optional
 from arroyo_dagster.state.storage.wrappers import Extended
 
 _SINK_FILE = "file_sink"
@@ -99,8 +99,7 @@ def begun_snapshot(
         ref = paths.legacy_metadata(epoch)
     else:
         begun = None
-        empty = empty_generation(store, paths, answer.facts)
-        epoch, generation = empty.epoch, empty.number
+        generation, _, epoch = empty_generation(store, paths, answer.facts)
         ref = paths.manifest(generation, epoch)
     began_micros = None if begun is None else begun.start_time_micros
     checkpoint = Checkpoint(
@@ -302,18 +301,20 @@ def publish_created(
     if paths.layout is Layout.PROTOCOL:  # the record of the epoch is no change of the job
         work.check(held)
         snapshot = replace(snapshot, guards=guards_of(Extended(held, after), paths, checkpoint))
-    change = MetadataChange(
+    change = change_record(
+        held,
+        checkpoint,
+        {path: read_optional(held, path) for path in after},
+        after,
         kind=ChangeKind.REBUILD,
         operation=plan.edit.name,
         digest=plan.digest,
-        before={path: held.read(path) if held.head(path) is not None else None for path in after},
-        after=after,
+        created_at_micros=options.clock(),
+        written=after,
         doubts=plan.unknown,
-        head=JobHead(epoch=plan.epoch, worker_generation=checkpoint.worker_generation),
-        verify_level=options.verify_level,
-        now_micros=options.clock(),
     )
-    path = publish_change(held, replace(work, snapshot=snapshot), change)
+    work = replace(work, snapshot=snapshot)
+    path = publish_change(held, work, change, after, options.verify_level)
     return EditOutcome(plan=plan, published=True, record=path, objects=change.objects)
 
 
@@ -321,13 +322,13 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
     """Return the metadata of an epoch, by path; what makes it exist comes last."""
     paths = work.paths
     if paths.layout is Layout.PROTOCOL:
-        generation = empty_generation(store, paths, work.snapshot.answer.facts)
-        return first_epoch(generation, checkpoint)
+        number, manifest, _ = empty_generation(store, paths, work.snapshot.answer.facts)
+        return first_epoch(number, manifest, checkpoint)
     objects = {
         paths.operator_metadata(operator.operator, checkpoint.epoch): encode_operator(operator)
         for operator in checkpoint.operators
     }
-    objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(checkpoint))
+    objects[checkpoint.ref] = encode_legacy_checkpoint(legacy_head(paths.job, checkpoint))
     return objects
 
 
@@ -341,22 +342,11 @@ def _encoded(store: ObjectStore, work: Unchanged, checkpoint: Checkpoint) -> dic
 _RUN_ONCE = "let the job run, stop it, and call this again"
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyGeneration:
-    """The worker generation of a stopped job whose next start finds no checkpoint.
-
-    Attributes:
-        epoch: the number for the first epoch: that of which files were written, else 1.
-    """
-
-    number: WorkerGeneration
-    epoch: Epoch
-    path: StatePath
-    manifest: GenerationManifest
-
-
-def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> EmptyGeneration:
-    """Return the worker generation of a job whose next start finds no checkpoint.
+def empty_generation(
+    store: ObjectStore, paths: JobPaths, facts: JobFacts
+) -> tuple[WorkerGeneration, GenerationManifest, Epoch]:
+    """Return the worker generation of a job whose next start finds no checkpoint, its manifest, and
+    the number for the first epoch: that of which files were written, else 1.
 
     Raises:
         InputError: the job never ran; its next start finds a checkpoint; a source names another
@@ -411,17 +401,19 @@ def empty_generation(store: ObjectStore, paths: JobPaths, facts: JobFacts) -> Em
             next_step="`arroyo-state undo` deletes that of an earlier call; otherwise let the "
             "job finish a checkpoint",
         )
-    return EmptyGeneration(number, epoch, path, manifest)
+    return number, manifest, epoch
 
 
-def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[StatePath, bytes]:
+def first_epoch(
+    number: WorkerGeneration, generation: GenerationManifest, checkpoint: Checkpoint
+) -> dict[StatePath, bytes]:
     """Return the objects of the epoch, in the order in which they are written."""
     assert checkpoint.pipeline is not None
     ref = checkpoint.ref
     manifest = Manifest(
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
-        worker_generation=generation.number,
+        worker_generation=number,
         epoch=checkpoint.epoch,
         min_epoch=checkpoint.min_epoch,
         start_time_micros=checkpoint.start_time_micros,
@@ -433,7 +425,7 @@ def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[Sta
         pipeline=checkpoint.pipeline,
         job=checkpoint.job,
         epoch=checkpoint.epoch,
-        worker_generation=generation.number,
+        worker_generation=number,
         parent_ref=None,
         checkpoint_ref=ref,
         created_at_micros=checkpoint.finish_time_micros,
@@ -441,6 +433,6 @@ def first_epoch(generation: EmptyGeneration, checkpoint: Checkpoint) -> dict[Sta
     paths = JobPaths(checkpoint.job, checkpoint.pipeline)
     return {
         ref: encode_manifest(manifest),
-        generation.path: encode(replace(generation.manifest, latest_ref=ref)),
+        paths.generation_manifest(number): encode(replace(generation, latest_ref=ref)),
         paths.epoch_record(checkpoint.epoch): encode(record),
     }

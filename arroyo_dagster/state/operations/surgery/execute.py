@@ -6,7 +6,7 @@ every new file was read back, and the epoch as it would be was verified. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -24,31 +24,30 @@ from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
-    GlobalKeyedFiles,
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.execute import check_same
-from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite import RunRewrites, rewrite_here
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
     check_not_cancelled,
     check_restorable,
+    wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
-    MetadataChange,
+    change_record,
     encoded_objects,
     publish_change,
 )
-from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import write_entries
 from arroyo_dagster.state.operations.surgery.plan import (
     PreparedEdit,
     check_can_run,
     prepare_edit,
-    without_tables,
+    request_of,
+    with_lists,
 )
 from arroyo_dagster.state.operations.surgery.rescale import check_rescaled
 from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, count_rows
@@ -111,9 +110,9 @@ def run_edit(
         return EditOutcome(plan=prepared.plan)
 
     def write(held: Leased, again: PreparedEdit) -> NewState:
-        written = _written(held, paths, again, run_options)
-        operators = tuple(_with_lists(operator, written) for operator in again.operators)
-        return NewState(operators, written.shards, tuple(_evidence(held, again, operators)))
+        lists, shards = _written(held, paths, again, run_options)
+        operators = tuple(with_lists(operator, lists) for operator in again.operators)
+        return NewState(operators, shards, tuple(_evidence(held, again, operators)))
 
     change = ChangeSteps(lambda held: prepare_edit(held, paths, directory, edit), write)
     return execute_change(store, paths, directory, prepared, change, run_options)
@@ -203,20 +202,12 @@ def execute_change(
 # ---- new files -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The new lists of files of the tables that change."""
-
-    pairs: Mapping[TableKey, tuple[StatePath, ...]]
-    rows: Mapping[TableKey, tuple[TimeFile, ...]]
-    shards: tuple[RewriteShard, ...]
-
-
 def _written(
     held: ObjectStore, paths: JobPaths, prepared: PreparedEdit, options: EditOptions
-) -> _Written:
+) -> tuple[dict[TableKey, Sequence[StatePath | TimeFile]], tuple[RewriteShard, ...]]:
+    """Return the new lists of files of the tables that change, and the shards written for them."""
     checkpoint = prepared.snapshot.checkpoint
-    pairs = {
+    lists: dict[TableKey, Sequence[StatePath | TimeFile]] = {
         (e.table.operator.operator, e.table.name): write_entries(held, paths, checkpoint, e)
         for e in prepared.entries
     }
@@ -240,8 +231,8 @@ def _written(
             job=paths.root,
             next_step="run it again; nothing was published",
         )
-    rows = {_key(row): _new_list(held, paths, prepared, row, shards) for row in prepared.rows}
-    return _Written(pairs, rows, tuple(shards))
+    lists |= {_key(row): _new_list(held, paths, prepared, row, shards) for row in prepared.rows}
+    return lists, tuple(shards)
 
 
 def _key(one: RewrittenRows) -> TableKey:
@@ -336,17 +327,18 @@ def publish_edit(
     unlisted = tuple(path for path in dict.fromkeys(checkpoint.paths) if path not in listed)
     epochs = ParquetBackend(held, work.paths).epochs()
     older = tuple(epoch for epoch in epochs if epoch < checkpoint.epoch)
-    change = MetadataChange(
+    change = change_record(
+        held,
+        checkpoint,
+        {path: snapshot.objects[path] for path in objects},
+        objects,
         kind=ChangeKind.EDIT,
         operation=plan.edit.name,
         digest=plan.digest,
-        before={path: snapshot.objects[path] for path in objects},
-        after=objects,
+        created_at_micros=options.clock(),
         inputs=tuple(sorted(unlisted)),
         unlisted=(*unlisted, *_expired(held, work.paths, checkpoint, older)),
         request=request_of(plan.edit),
-        verify_level=options.verify_level,
-        now_micros=options.clock(),
     )
     done = EditOutcome(
         plan=plan,
@@ -357,9 +349,11 @@ def publish_edit(
         older_epochs=older,
         evidence=new.evidence,
     )
-    path = publish_change(
-        held, work, change, lambda path: options.on_published(replace(done, record=path))
-    )
+
+    def published(path: StatePath) -> None:
+        options.on_published(replace(done, record=path))
+
+    path = publish_change(held, work, change, objects, options.verify_level, published)
     return replace(done, record=path)
 
 
@@ -386,20 +380,3 @@ def _expired(
         for path in files.paths
         if path not in listed
     )
-
-
-def _with_lists(operator: OperatorCheckpoint, written: _Written) -> OperatorCheckpoint:
-    """Return an operator with the new lists; a table without a file vanishes, as Arroyo does it."""
-    tables = dict(operator.tables)
-    gone = []
-    for name, files in operator.tables.items():
-        key = operator.operator, name
-        if key in written.pairs:
-            assert isinstance(files, GlobalKeyedFiles)
-            tables[name] = replace(files, files=written.pairs[key])
-        elif key in written.rows:
-            assert isinstance(files, ExpiringTimeKeyFiles)
-            tables[name] = replace(files, files=written.rows[key])
-            if not written.rows[key]:
-                gone.append(key)
-    return without_tables(replace(operator, tables=tables), gone)

@@ -23,8 +23,8 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.metadata_only import metadata_only_epochs
+from arroyo_dagster.state.operations.gc.inventory import write_remains
 from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
-from arroyo_dagster.state.operations.gc.remains import write_remains
 from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.surgery.managed.entries import internal
 from arroyo_dagster.state.operations.surgery.managed.rows import (

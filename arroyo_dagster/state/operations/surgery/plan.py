@@ -12,9 +12,9 @@ from arroyo_dagster.errors import ConflictError, InputError, NotFoundError
 from arroyo_dagster.state.codec.bincode.plain_values import typed_value
 from arroyo_dagster.state.codec.iso_times import iso_micros
 from arroyo_dagster.state.model.checkpoints import Checkpoint, CheckpointState, OperatorCheckpoint
-from arroyo_dagster.state.model.ids import OperatorId
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
 from arroyo_dagster.state.model.job_facts import JobCondition
-from arroyo_dagster.state.model.layout import JobPaths
+from arroyo_dagster.state.model.layout import JobPaths, is_rewritten
 from arroyo_dagster.state.model.rewrite import RewriteRule
 from arroyo_dagster.state.model.surgery.bootstrap import BootstrapRequest
 from arroyo_dagster.state.model.surgery.edits import (
@@ -36,7 +36,8 @@ from arroyo_dagster.state.model.surgery.plans import (
     TableStep,
     WatermarkStep,
 )
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
+from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
+from arroyo_dagster.state.model.tables import GlobalKeyedFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
@@ -44,7 +45,6 @@ from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     table_facts,
     take_snapshot,
 )
-from arroyo_dagster.state.operations.surgery.earlier_edits import check_earlier
 from arroyo_dagster.state.operations.surgery.entries import (
     ChangedEntries,
     GlobalTable,
@@ -64,12 +64,14 @@ from arroyo_dagster.state.operations.surgery.watermarks import (
     has_unknown_join,
     watermark_changes,
 )
+from arroyo_dagster.state.operations.verify.edits import EditFacts, read_edits, read_rebuilds
 from arroyo_dagster.state.planning.compaction.rewrite import TableFacts, TableKey, restart_losses
+from arroyo_dagster.state.planning.verify.edits import was_applied
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.known.catalogue import Catalogue, default_catalogue
 from arroyo_dagster.state.tables.restoring import restored_rows
 
-NOT_CONCERNED = "the edit does not concern it"
+_NOT_CONCERNED = "the edit does not concern it"
 _COMMITS = "its entries belong to a commit in two phases"
 
 
@@ -205,7 +207,7 @@ class _Work:
 
     def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
         changes = row_changes(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.stays, self.unknown = changes.removed, changes.stays, changes.unknown
+        self.rows, self.stays, self.unknown = changes
         if not self.rows:
             return
         if isinstance(edit, KeyDeletion):
@@ -221,7 +223,7 @@ class _Work:
 
     def rescale(self, edit: Rescale) -> None:
         outcome = rescaled(self.store, edit, self.checkpoint, self.facts)
-        self.rows, self.stays = outcome.changes.removed, outcome.changes.stays
+        self.rows, self.stays = outcome.changed, outcome.stays
         self.evidence, self.loaded = (outcome.evidence,), outcome.loaded
         self.duplicate_outputs = outcome.duplicate_outputs
         self.missing_outputs = outcome.missing_outputs
@@ -346,18 +348,22 @@ class _Work:
                 elif key in entries:
                     yield entries_step(entries[key])
                 else:
-                    reason = self.stays.get(key, NOT_CONCERNED)
+                    reason = self.stays.get(key)
                     if isinstance(files, GlobalKeyedFiles) and isinstance(self.edit, Rescale):
                         reason = "every subtask reads all of its entries"
                     elif isinstance(files, GlobalKeyedFiles) and self.rows:
                         reason = "it holds no rows of keys"
-                    yield TableStep(
-                        operator=operator.operator,
-                        table=name,
-                        action=TableAction.KEPT,
-                        reason=reason,
-                        files=files.paths,
-                    )
+                    yield kept_step(operator, name, reason)
+
+
+def kept_step(operator: OperatorCheckpoint, name: TableName, reason: str | None) -> TableStep:
+    return TableStep(
+        operator=operator.operator,
+        table=name,
+        action=TableAction.KEPT,
+        reason=reason or _NOT_CONCERNED,
+        files=operator.tables[name].paths,
+    )
 
 
 def entries_step(changed: ChangedEntries) -> TableStep:
@@ -466,29 +472,124 @@ def preconditions(snapshot: JobSnapshot, facts: TableFacts) -> Iterator[EditPrec
 
 
 def check_can_run(
-    paths: JobPaths, snapshot: JobSnapshot, plan: EditPlan, approved: str | None
+    paths: JobPaths, snapshot: JobSnapshot, plan: EditPlan | RebuildPlan, approved: str | None
 ) -> None:
-    """Check that a planned edit may be executed now.
+    """Check that a planned change in place may be executed now.
 
     Raises:
         InputError: the job is not at rest, or its status is unknown.
         ConflictError: another plan was approved.
     """
     check_may(paths, snapshot)
-    if approved is not None and approved != plan.digest:
+    check_approved(plan.digest, approved, job=paths.root, epoch=plan.epoch)
+
+
+def check_approved(digest: str, approved: str | None, **facts: Any) -> None:
+    """Check that a plan is the one that a person approved, or that was made without the lease.
+
+    Raises:
+        ConflictError: it is another one.
+    """
+    if approved is not None and approved != digest:
         raise ConflictError(
-            f"plan {approved} was approved, but the current plan is {plan.digest}",
-            job=paths.root,
-            epoch=plan.epoch,
+            f"plan {approved} was approved, but the current plan is {digest}",
+            **facts,
             next_step="review the new plan and approve it; nothing was changed",
         )
 
 
-def without_tables(operator: OperatorCheckpoint, gone: Sequence[TableKey]) -> OperatorCheckpoint:
-    """Return an operator without tables that no longer have a file, as Arroyo writes it."""
-    names = {name for owner, name in gone if owner == operator.operator}
-    return replace(
-        operator,
-        tables={name: files for name, files in operator.tables.items() if name not in names},
-        configs={name: config for name, config in operator.configs.items() if name not in names},
+def with_lists(
+    operator: OperatorCheckpoint, lists: Mapping[TableKey, Sequence[StatePath | TimeFile]]
+) -> OperatorCheckpoint:
+    """Return an operator with new lists of files. An expiring table without a file vanishes, as
+    Arroyo writes it.
+    """
+    tables, configs = dict(operator.tables), dict(operator.configs)
+    for name, files in operator.tables.items():
+        listed = lists.get((operator.operator, name))
+        if listed is None:
+            continue
+        if isinstance(files, GlobalKeyedFiles):
+            paths = tuple(file for file in listed if not isinstance(file, TimeFile))
+            tables[name] = replace(files, files=paths)
+        elif listed:
+            time_files = tuple(file for file in listed if isinstance(file, TimeFile))
+            tables[name] = replace(files, files=time_files)
+        else:
+            del tables[name]
+            configs.pop(name, None)
+    return replace(operator, tables=tables, configs=configs)
+
+
+# ---- no earlier edit may stand in the way of another one -----------------------------------------
+
+_ABSOLUTE = "give absolute positions"
+
+
+def check_earlier(
+    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, edit: AnyEdit
+) -> None:
+    """Check that no earlier edit of this epoch was interrupted, or was this very one."""
+    edits = read_edits(store, paths, [checkpoint])
+    for path, record in edits.unfinished.items():
+        raise ConflictError(
+            f"the edit {record.operation!r} was interrupted: some operators have the new state, "
+            "and some the old one",
+            job=paths.root,
+            path=path,
+            next_step=f"undo it first: `arroyo-state undo {paths.root} --yes`",
+        )
+    request = request_of(edit)
+    if request is not None:
+        _check_first_time(store, paths, checkpoint, request, edits)
+
+
+def _check_first_time(
+    store: ObjectStore, paths: JobPaths, checkpoint: Checkpoint, request: str, edits: EditFacts
+) -> None:
+    """Check that the epoch was not edited by this very request of relative positions."""
+    for path, earlier in edits.records.items():
+        if earlier is None and path.name.startswith(f"{checkpoint.epoch:07}-"):
+            raise ConflictError(
+                f"an edit of epoch {checkpoint.epoch} has a record that does not decode, so it is "
+                "unknown whether it was this one",
+                job=paths.root,
+                path=path,
+                next_step=_ABSOLUTE,
+            )
+        if earlier is None or earlier.request != request:
+            continue
+        if was_applied(earlier, edits.digests):
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} was already edited by these relative positions",
+                job=paths.root,
+                path=path,
+                next_step=f"{_ABSOLUTE}, or undo the edit first: `arroyo-state undo "
+                f"{paths.root} --yes`",
+            )
+    if not any(edits.records.values()) and _has_edited_entries(checkpoint):
+        rebuilds = read_rebuilds(store, edits).values()
+        if not any(record is not None and record.epoch == checkpoint.epoch for record in rebuilds):
+            raise ConflictError(
+                f"epoch {checkpoint.epoch} has entries that an edit has written, whose record is "
+                "not listed, so it is unknown whether it was this one",
+                job=paths.root,
+                epoch=checkpoint.epoch,
+                path=paths.changes,
+                retryable=True,
+                next_step=f"{_ABSOLUTE}, or run it again once the store lists the record",
+            )
+
+
+def _has_edited_entries(checkpoint: Checkpoint) -> bool:
+    """Return whether the epoch lists entries that this package wrote: Arroyo writes all anew."""
+    return any(
+        isinstance(files, GlobalKeyedFiles) and any(map(is_rewritten, files.files))
+        for operator in checkpoint.operators
+        for files in operator.tables.values()
     )
+
+
+def request_of(edit: AnyEdit) -> str | None:
+    """Return what identifies an edit that must not be applied twice; None for any other."""
+    return edit.request if isinstance(edit, SetOffsets) else None

@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.tables import (
 )
 from arroyo_dagster.state.operations.catalog.footers import read_stored_file
 from arroyo_dagster.state.operations.surgery.entries import read_global_tables
-from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, RowChanges, expiring_tables
+from arroyo_dagster.state.operations.surgery.rows import RewrittenRows, expiring_tables
 from arroyo_dagster.state.planning.compaction.rewrite import (
     TableFacts,
     TableKey,
@@ -63,13 +63,15 @@ class Rescaled:
     """The tables of an epoch at another parallelism.
 
     Attributes:
-        changes: the tables whose files are split, and why the others stay.
+        changed: the tables whose files are split.
+        stays: why each other one stays.
         loaded: what all subtasks load, which is the same before and after.
         evidence: of that.
         duplicate_outputs, missing_outputs: as of `EditPlan`.
     """
 
-    changes: RowChanges
+    changed: tuple[RewrittenRows, ...]
+    stays: Mapping[TableKey, str]
     loaded: LoadedRows
     evidence: EditPrecondition
     duplicate_outputs: tuple[str, ...] = ()
@@ -121,8 +123,10 @@ def rescaled(
     after = loaded_rows(store, checkpoint, edit.parallelism)
     _check_same(checkpoint, before, after)
     twice, never = _impulses(store, checkpoint, edit.parallelism)
+    changed, stays = _splits(checkpoint, facts, edit.parallelism, after)
     return Rescaled(
-        changes=_splits(checkpoint, facts, edit.parallelism, after),
+        changed=changed,
+        stays=stays,
         loaded=after,
         evidence=EditPrecondition(
             name=f"{edit.parallelism} subtasks load what the present ones load",
@@ -249,7 +253,7 @@ def _summary(loaded: LoadedRows) -> str:
 
 def _splits(
     checkpoint: Checkpoint, facts: TableFacts, parallelism: int, loaded: LoadedRows
-) -> RowChanges:
+) -> tuple[tuple[RewrittenRows, ...], dict[TableKey, str]]:
     rewrites: dict[TableKey, TableRewrite] = {}
     stays: dict[TableKey, str] = {}
     shared = set()
@@ -272,7 +276,7 @@ def _splits(
             changed.append(_split(rewrite, parallelism, loaded[key].rows))
         else:
             stays[key] = f"each of its files belongs to one of {parallelism} subtasks"
-    return RowChanges(tuple(changed), stays)
+    return tuple(changed), stays
 
 
 def _split(rewrite: TableRewrite, parallelism: int, rows: int) -> RewrittenRows:

@@ -12,7 +12,6 @@ from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.schema import memory_schema
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import TableName
-from arroyo_dagster.state.model.keys import MAX_ROUTING_KEY, KeyRange
 from arroyo_dagster.state.model.rewrite import RewriteRule, TableRewrite
 from arroyo_dagster.state.model.surgery.edits import KeyDeletion, RetainRows
 from arroyo_dagster.state.model.surgery.plans import TableAction, TableStep
@@ -25,12 +24,13 @@ from arroyo_dagster.state.planning.compaction.rewrite import (
     rule_for,
     whole_table,
 )
+from arroyo_dagster.state.planning.restore.reads import ALL_KEYS
 from arroyo_dagster.state.storage.store import ObjectStore
+from arroyo_dagster.state.tables.live_rows import StoredRows
 from arroyo_dagster.state.tables.merge.conditions import KeyRows, OlderRows, RowCondition
 from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader
 
 _NO_KEY = "its rows have no key"
-_EVERY_KEY = KeyRange(0, MAX_ROUTING_KEY)
 OTHER_OPERATOR = "another operator was named"
 
 
@@ -50,20 +50,6 @@ class RewrittenRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowChanges:
-    """The expiring tables of an epoch: those that change, and why the others stay.
-
-    Attributes:
-        stays: the reason for each table that stays.
-        unknown: what was not compared.
-    """
-
-    removed: tuple[RewrittenRows, ...]
-    stays: Mapping[TableKey, str]
-    unknown: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class _RowTable:
     operator: OperatorCheckpoint
     name: TableName
@@ -77,8 +63,11 @@ class _RowTable:
 
 def row_changes(
     store: ObjectStore, edit: KeyDeletion | RetainRows, checkpoint: Checkpoint, facts: TableFacts
-) -> RowChanges:
+) -> tuple[tuple[RewrittenRows, ...], dict[TableKey, str], tuple[str, ...]]:
     """Find the rows that an edit removes. Reads the columns of keys, or of event time, only.
+
+    Returns:
+        The expiring tables that change, why each other one stays, and what was not compared.
 
     Raises:
         InputError: no table of the job has a key of the given form; or a table that holds such rows
@@ -105,7 +94,7 @@ def row_changes(
             stays[key] = f"none of its {rows} rows is removed"
             continue
         steps.append(_removed(tables[key], facts, condition, rows, removed))
-    return RowChanges(tuple(steps), stays, tuple(_not_compared(edit, tables, stays)))
+    return tuple(steps), stays, tuple(_not_compared(edit, tables, stays))
 
 
 def expiring_tables(checkpoint: Checkpoint) -> Iterator[_RowTable]:
@@ -227,19 +216,27 @@ def count_rows(
     Raises:
         FormatError, NotFoundError: the file is broken, or missing.
     """
-    moved: RowCondition
+    rows = removed = 0
+    for batch, narrow in narrow_batches(store, config, file, condition):
+        rows += batch.rows.num_rows
+        removed += pc.sum(narrow.mask(batch.rows)).as_py() or 0
+    return rows, removed
+
+
+def narrow_batches(
+    store: ObjectStore, config: ExpiringTimeKeyConfig, file: TimeFile, condition: RowCondition
+) -> Iterator[tuple[StoredRows, RowCondition]]:
+    """Yield a file with only the columns of a condition, which is moved to their places."""
+    narrow: RowCondition
     if isinstance(condition, KeyRows):
         columns = tuple(sorted(set(condition.columns)))
-        moved = KeyRows(tuple(map(columns.index, condition.columns)), condition.values)
+        narrow = KeyRows(tuple(map(columns.index, condition.columns)), condition.values)
     else:
         columns = (condition.column,)
-        moved = OlderRows(0, condition.before_nanos)
-    rows = removed = 0
-    reader = TimeFileReader(config, store)
-    for batch in reader.stream([file], ReadRequest(keys=_EVERY_KEY, columns=columns)):
-        rows += batch.rows.num_rows
-        removed += pc.sum(moved.mask(batch.rows)).as_py() or 0
-    return rows, removed
+        narrow = OlderRows(0, condition.before_nanos)
+    request = ReadRequest(keys=ALL_KEYS, columns=columns)
+    for batch in TimeFileReader(config, store).stream([file], request):
+        yield batch, narrow
 
 
 def _with_siblings(changed: set[TableKey], tables: Mapping[TableKey, _RowTable]) -> set[TableKey]:

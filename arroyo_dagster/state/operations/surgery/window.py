@@ -106,17 +106,7 @@ class _EditWork:
         plan = self.edit.plan(store, directory)
         if self.edit.parallelism is None:  # a rescale changes no row, whatever files it splits
             _check_same_changes(planned, plan)
-        how = EditOptions(
-            approved=plan.digest,
-            owner=options.owner,
-            quiet_seconds=options.quiet_seconds,
-            lease_wait_seconds=options.lease_wait_seconds,
-            on_lease=options.on_lease,
-            verify_level=self.verify_level,
-            clock=options.clock,
-            sleep=options.sleep,
-            cancelled=options.cancelled,
-        )
+        how = options.into(EditOptions, approved=plan.digest, verify_level=self.verify_level)
         return self.edit.run(store, directory, how)
 
     def summarize(self, change: EditOutcome) -> str:

@@ -7,7 +7,7 @@ on the number of files, never on their size.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from arroyo_dagster.errors import FormatError, NotFoundError
@@ -28,17 +28,19 @@ from arroyo_dagster.state.operations.progress import counter
 from arroyo_dagster.state.operations.query.positions import counts_records, source_positions
 from arroyo_dagster.state.operations.query.state import StateCatalog, StateEpoch, StateJob
 from arroyo_dagster.state.operations.verify.edits import read_edits, read_rebuilds
-from arroyo_dagster.state.operations.verify.keys import (
+from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
+from arroyo_dagster.state.operations.verify.rows import (
+    CheckDepth,
+    FileToRead,
     KeyedEpoch,
     find_shared_keys,
     find_variant,
     keyed_epochs,
+    read_file_facts,
 )
-from arroyo_dagster.state.operations.verify.metadata import JobMetadata, read_job_metadata
-from arroyo_dagster.state.operations.verify.rows import CheckDepth, FileToRead, read_file_facts
 from arroyo_dagster.state.planning.engines import EngineChoice, WorkAmount
 from arroyo_dagster.state.planning.privacy import NOTHING_PRIVATE
-from arroyo_dagster.state.planning.restore.reads import RestorePlan, TableRead, restore_plan
+from arroyo_dagster.state.planning.restore.reads import RestorePlan, restore_plan
 from arroyo_dagster.state.planning.verify.checks import config_findings
 from arroyo_dagster.state.planning.verify.edits import (
     concerns,
@@ -47,7 +49,13 @@ from arroyo_dagster.state.planning.verify.edits import (
     rebuild_findings,
     undone_files,
 )
-from arroyo_dagster.state.planning.verify.epochs import across_findings, waiting_findings
+from arroyo_dagster.state.planning.verify.epochs import (
+    Positions,
+    absurd_positions,
+    across_findings,
+    position_steps,
+    waiting_findings,
+)
 from arroyo_dagster.state.planning.verify.files import (
     FileFacts,
     ListedFile,
@@ -60,11 +68,6 @@ from arroyo_dagster.state.planning.verify.findings import (
     Verdict,
     either,
     error,
-)
-from arroyo_dagster.state.planning.verify.positions import (
-    Positions,
-    absurd_positions,
-    position_steps,
 )
 from arroyo_dagster.state.planning.verify.restore import (
     SubtaskRestore,
@@ -202,19 +205,22 @@ def _judge(
     items: ItemRunner,
     ours: Sequence[Finding],
 ) -> JobVerdict:
-    data = DataFindings()
+    findings: Sequence[Finding] = ()
+    restore: tuple[SubtaskRestore, ...] = ()
+    inspected = 0
     if found.checkpoint is not None:
-        data = data_findings(store, paths, found, look, on_progress, items)
+        data = _data_findings(store, paths, found, look, on_progress, items)
+        findings, restore, inspected = data
     return JobVerdict(
         paths=paths,
         epoch=found.epoch,
         level=look.level,
         parallelism=look.parallelism,
         verdict=Verdict(
-            findings=(*found.findings, *data.findings, *ours),
-            inspected=found.objects + data.inspected,
+            findings=(*found.findings, *findings, *ours),
+            inspected=found.objects + inspected,
         ),
-        restore=data.restore,
+        restore=restore,
         epochs=tuple(checkpoint.epoch for checkpoint in found.history),
     )
 
@@ -230,29 +236,23 @@ _FILE_BYTES = 1 << 16
 _Files = Mapping[StatePath, FileFacts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataFindings:
-    """The findings about the data files of an epoch and its neighbours."""
-
-    findings: tuple[Finding, ...] = ()
-    restore: tuple[SubtaskRestore, ...] = ()
-    inspected: int = 0
-
-
-def data_findings(
+def _data_findings(
     store: ObjectStore,
     paths: JobPaths,
     found: JobMetadata,
     look: CheckDepth,
-    on_progress: OnProgress = no_progress,
-    items: ItemRunner = HERE,
-) -> DataFindings:
-    """Check the files that the epoch lists, to the depth of `look`.
+    on_progress: OnProgress,
+    items: ItemRunner,
+) -> tuple[list[Finding], tuple[SubtaskRestore, ...], int]:
+    """Check the files that the epoch lists, to the depth of `look`, and their neighbours.
 
     Args:
         found: the metadata of the epoch; its checkpoint is readable.
         on_progress: called after each file that was read.
         items: reads the files; in this process, or on Spark.
+
+    Returns:
+        The findings, what each subtask would restore, and the number of files.
 
     Raises:
         StorageError: the store failed.
@@ -260,33 +260,28 @@ def data_findings(
     checkpoint = found.checkpoint
     assert checkpoint is not None
     plan = restore_plan(checkpoint, look.parallelism)
-    tables = _tables_of(checkpoint, plan)
-    files = _read(store, tables.files, plan, look, on_progress, items)
-    findings = [*tables.findings, *_of_files(paths, checkpoint, tables.files, files)]
+    listed, findings = _tables_of(checkpoint, plan)
+    files = _read(store, listed, plan, look, on_progress, items)
+    findings += _of_files(paths, checkpoint, listed, files)
     # Metadata of another job or epoch cannot be compared with its neighbours.
     if not any(finding.code == "metadata-of-another" for finding in found.findings):
         findings += _across(store, paths, found.history, look)
     findings += _waiting(store, paths, checkpoint)
-    findings += value_findings(store, checkpoint, tables.files, files, look, items)
+    findings += value_findings(store, checkpoint, listed, files, look, items)
     if look.level < MAX_LEVEL:
-        return DataFindings(findings=tuple(findings), inspected=len(files))
+        return findings, (), len(files)
     reported = {finding.object for finding in (*found.findings, *findings)}
     findings += owner_findings(plan, files, reported)
     findings += unkeyed_findings(checkpoint, files)
-    restore = subtask_restores(plan, files)
-    return DataFindings(findings=tuple(findings), restore=restore, inspected=len(files))
+    return findings, subtask_restores(plan, files), len(files)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tables:
-    """The tables of an epoch: the files they list, and the findings about their configurations."""
-
-    files: Mapping[StatePath, ListedFile]
-    findings: tuple[Finding, ...]
-
-
-def _tables_of(checkpoint: Checkpoint, plan: RestorePlan) -> _Tables:
-    """Return every file that the epoch lists, assigned to the first table that lists it."""
+def _tables_of(
+    checkpoint: Checkpoint, plan: RestorePlan
+) -> tuple[dict[StatePath, ListedFile], list[Finding]]:
+    """Return every file that the epoch lists, assigned to the first table that lists it, and the
+    findings about the configurations of its tables.
+    """
     listed: dict[StatePath, ListedFile] = {}
     findings = list(config_findings(checkpoint))
     opened = set(plan.files)
@@ -305,7 +300,7 @@ def _tables_of(checkpoint: Checkpoint, plan: RestorePlan) -> _Tables:
                 continue
             for file in own:
                 listed.setdefault(file.path, file)
-    return _Tables(files=listed, findings=tuple(findings))
+    return listed, findings
 
 
 def _listed_files(
@@ -343,14 +338,14 @@ def _read(
         sizes = _stored_sizes(store, listed, items)
         return {path: FileFacts(size_bytes=sizes[path]) for path in listed if path in sizes}
     if look.level == MAX_LEVEL:
-        look = CheckDepth(
-            level=look.level,
-            parallelism=look.parallelism,
-            catalogue=look.catalogue,
-            variant=find_variant(store, listed.values()),
-        )
+        look = replace(look, variant=find_variant(store, listed.values()))
     reads = {(read.operator, read.table): read for read in plan.reads}
-    to_read = [_to_read(file, reads) for file in listed.values()]
+    to_read = []
+    for file in listed.values():
+        # The last read of a table is that of its last subtask.
+        last = reads.get((file.operator, file.config.table))
+        subtasks, cutoff = (1, 0) if last is None else (last.subtask + 1, last.cutoff_micros)
+        to_read.append(FileToRead(listed=file, parallelism=subtasks, cutoff_micros=cutoff))
     count = counter(on_progress, "verified files", len(to_read), ProgressUnit.FILES)
     # A footer takes about the same time whatever the size of its file.
     sizes = stored_sizes(store, listed) if items.distributes and look.level > 1 else {}
@@ -360,7 +355,7 @@ def _read(
     )
     facts = items.run(
         choice,
-        partial(_facts_of, store, look),
+        partial(read_file_facts, store, look=look),
         to_read,
         weights,
         threads=_READERS if look.level > 1 else _FOOTER_READERS,
@@ -368,10 +363,6 @@ def _read(
     )
     pairs = zip(listed, facts, strict=True)
     return {path: facts for path, facts in pairs if facts is not None}
-
-
-def _facts_of(store: ObjectStore, look: CheckDepth, file: FileToRead) -> FileFacts | None:
-    return read_file_facts(store, file, look)
 
 
 def _repeat(count: Callable[[], None], times: int) -> None:
@@ -392,18 +383,6 @@ def _stored_sizes(
     choice = items.choose("verify that files exist", WorkAmount(objects=sum(weights)))
     answers = items.run(choice, partial(stored_sizes, store), groups, weights)
     return {path: size for sizes in answers for path, size in sizes.items()}
-
-
-def _to_read(
-    file: ListedFile, reads: Mapping[tuple[OperatorId, TableName], TableRead]
-) -> FileToRead:
-    # The last read of a table is that of its last subtask.
-    last = reads.get((file.operator, file.config.table))
-    return FileToRead(
-        listed=file,
-        parallelism=1 if last is None else last.subtask + 1,
-        cutoff_micros=0 if last is None else last.cutoff_micros,
-    )
 
 
 def _of_files(

@@ -30,10 +30,12 @@ from arroyo_dagster.state.model.checkpoints import (
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.planning.restore import recovery
-from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
-from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
+from arroyo_dagster.state.planning.restore.partially_collected import (
+    LEGACY_EPOCHS_BEFORE_NEWEST,
+    behind_pinned,
+    rolled_back,
+)
 from arroyo_dagster.state.planning.verify.findings import KEEP_AND_REPORT, Finding, error
-from arroyo_dagster.state.planning.verify.legacy import LegacyFacts, legacy_findings
 from arroyo_dagster.state.planning.verify.protocol import (
     NextStart,
     ProtocolFacts,
@@ -41,8 +43,10 @@ from arroyo_dagster.state.planning.verify.protocol import (
     protocol_findings,
 )
 from arroyo_dagster.state.planning.verify.records import (
+    LegacyFacts,
     MetadataObject,
     Unreadable,
+    legacy_findings,
     unreadable_finding,
 )
 from arroyo_dagster.state.storage.concurrency import concurrently

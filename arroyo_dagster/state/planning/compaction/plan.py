@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.errors import InputError
+from arroyo_dagster.errors import ConflictError, InputError
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.compaction import (
     CompactionPlan,
@@ -32,7 +32,7 @@ from arroyo_dagster.state.model.compaction import (
 )
 from arroyo_dagster.state.model.ids import StatePath, TableName
 from arroyo_dagster.state.model.keys import range_for_server
-from arroyo_dagster.state.model.layout import compaction_level
+from arroyo_dagster.state.model.layout import JobPaths, compaction_level
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -40,8 +40,13 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.planning.compaction.apply import adoptable, apply_merges
-from arroyo_dagster.state.planning.compaction.budget import within_budget
-from arroyo_dagster.state.planning.compaction.policies import Candidate, FileRun, choose, why_left
+from arroyo_dagster.state.planning.compaction.policies import (
+    Candidate,
+    FileRun,
+    choose,
+    why_left,
+    within_budget,
+)
 from arroyo_dagster.state.planning.restore.checkpoint import cutoff_micros
 from arroyo_dagster.state.planning.restore.reads import restore_plan
 
@@ -464,3 +469,50 @@ def _forecast_sizes(
         size_bytes = merge.size_bytes if merged_bytes is None else merged_bytes[index]
         sizes.update(dict.fromkeys(paths, size_bytes // len(paths)))
     return sizes
+
+
+# ---- whether a plan that was made earlier may still be executed ----------------------------------
+
+
+def check_plan(
+    plan: CompactionPlan,
+    checkpoint: Checkpoint,
+    pending: Sequence[CompactionRecord],
+    sizes: Mapping[StatePath, int],
+    stamps: Mapping[StatePath, str],
+) -> None:
+    """Check that a plan is for the newest epoch and that its input files are unchanged.
+
+    At the epoch of the plan, each merge still takes neighbouring files and drops only rows that a
+    restore drops. At any other epoch this is not guaranteed.
+
+    Args:
+        checkpoint: the newest epoch.
+        pending: compactions that the job has not adopted yet.
+        sizes, stamps: of its files, as in `plan_merges`.
+
+    Raises:
+        ConflictError: the plan no longer matches.
+    """
+    if (plan.pipeline, plan.job) != (checkpoint.pipeline, checkpoint.job):
+        raise _stale(plan, "it is of another job")
+    if plan.ref != checkpoint.ref:
+        raise _stale(plan, f"it is of epoch {plan.epoch}, the job is at epoch {checkpoint.epoch}")
+    for file in plan.inputs:
+        if sizes.get(file.path) != file.size_bytes or stamps.get(file.path) != file.stamp:
+            raise _stale(plan, "a file was written again", path=file.path)
+    waiting = adoptable(checkpoint.operators, pending, checkpoint.epoch)
+    operators = apply_merges(checkpoint.operators, waiting).operators
+    planned = apply_merges(operators, [stand_in(i, merge) for i, merge in enumerate(plan.merges)])
+    if planned.stale:
+        raise _stale(plan, f"its files were merged meanwhile: {planned.stale[0].reason}")
+
+
+def _stale(plan: CompactionPlan, reason: str, **facts: object) -> ConflictError:
+    return ConflictError(
+        f"the plan no longer matches the state: {reason}",
+        job=JobPaths(plan.job, plan.pipeline).root,
+        retryable=True,
+        next_step="make a new plan; nothing was written",
+        **facts,
+    )

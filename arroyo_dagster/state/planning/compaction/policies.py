@@ -1,4 +1,5 @@
-"""Which neighbouring files a policy merges, and why it does not merge the others.
+"""Which neighbouring files a policy merges, and why it does not merge the others; how many merges
+fit into a budget, and how a large one is split.
 
 Each rule is idempotent: applied to its own result it chooses no merge.
 """
@@ -7,10 +8,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
-from arroyo_dagster.state.model.compaction import CompactionPolicy, CompactionSettings
-from arroyo_dagster.state.model.ids import StatePath
+from arroyo_dagster.state.model.compaction import (
+    Budget,
+    CompactionPolicy,
+    CompactionSettings,
+    Generations,
+    LeftOut,
+    Merge,
+    MergeOrder,
+    PairsMerge,
+    RowsMerge,
+    SortOrder,
+)
+from arroyo_dagster.state.model.ids import OperatorId, StatePath, TableName
+from arroyo_dagster.state.model.keys import KeyRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +183,130 @@ _RULES: dict[CompactionPolicy, _Rule] = {
     CompactionPolicy.LEVELS: _levels,
     CompactionPolicy.WINDOW: _windows,
 }
+
+
+# ---- the order of merges or rewrites, and how many fit into a budget -----------------------------
+
+
+class Costly(Protocol):
+    """Work on files of one table; its cost is the number of bytes to read."""
+
+    @property
+    def operator(self) -> OperatorId: ...
+    @property
+    def table(self) -> TableName: ...
+    @property
+    def paths(self) -> tuple[StatePath, ...]: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+_C = TypeVar("_C", bound=Costly)
+
+
+def _first(order: MergeOrder, merges: Sequence[_C], gain: Callable[[_C], int]) -> list[_C]:
+    if order is MergeOrder.GAIN:
+        return sorted(merges, key=lambda one: gain(one) / max(1, one.size_bytes), reverse=True)
+    if order is MergeOrder.SMALLEST:
+        return sorted(merges, key=lambda merge: merge.size_bytes)
+    return list(merges)
+
+
+def within_budget(
+    budget: Budget, merges: Sequence[_C], gain: Callable[[_C], int]
+) -> tuple[list[_C], list[LeftOut]]:
+    """Take the merges that fit into a budget, in its order, and return the reason for each other.
+
+    Args:
+        gain: returns by how many files at least one merge reduces the number of files.
+    """
+    taken: list[_C] = []
+    left: list[LeftOut] = []
+    tables: set[tuple[OperatorId, TableName]] = set()
+    bytes_left, files_left = budget.size_bytes, budget.files
+    for merge in _first(budget.order, merges, gain):
+        table = (merge.operator, merge.table)
+        reason = None
+        if budget.min_gain_files > 1 and gain(merge) < budget.min_gain_files:
+            reason = (
+                f"it removes only {gain(merge)} files, less than the minimum of "
+                f"{budget.min_gain_files}"
+            )
+        elif budget.merges is not None and len(taken) >= budget.merges:
+            reason = budget.merges_reason
+        elif bytes_left is not None and merge.size_bytes > bytes_left:
+            reason = f"over the budget of {budget.size_bytes} bytes"
+        elif files_left is not None and len(merge.paths) > files_left:
+            reason = f"over the budget of {budget.files} files"
+        elif budget.tables is not None and table not in tables and len(tables) == budget.tables:
+            reason = f"over the budget of {budget.tables} tables"
+        if reason is not None:
+            left.append(
+                LeftOut(operator=table[0], table=table[1], reason=reason, files=merge.paths)
+            )
+            continue
+        taken.append(merge)
+        tables.add(table)
+        bytes_left = None if bytes_left is None else bytes_left - merge.size_bytes
+        files_left = None if files_left is None else files_left - len(merge.paths)
+    return taken, left
+
+
+# ---- shards of a merge, which can run in parallel ------------------------------------------------
+
+
+def shards_of(merge: Merge, shard_bytes: int, *, divisible: bool) -> list[Merge]:
+    """Split a merge of an expiring table into shards that can run in parallel.
+
+    If rows are only copied, each shard takes neighbouring inputs. If all rows of a key are needed,
+    each shard takes a key range and reads every input.
+
+    Args:
+        divisible: whether the key range of one subtask may be split as well: rows that depend on
+            each other have the same routing key.
+
+    Returns:
+        Merges whose outputs, in order, are those of `merge`; only `merge` if it is small.
+    """
+    if isinstance(merge, PairsMerge) or merge.size_bytes <= shard_bytes:
+        return [merge]
+    by_key = merge.form.sort is SortOrder.KEY
+    if merge.generations is Generations.ALL and merge.sizes and not by_key:
+        return list(_by_inputs(merge, shard_bytes))
+    count = -(-merge.size_bytes // shard_bytes)
+    ranges = list(merge.ranges)
+    if divisible and count > len(ranges):
+        each = -(-count // len(ranges))
+        ranges = [piece for keys in ranges for piece in subranges(keys, each)]
+    groups = min(count, len(ranges))
+    edges = [index * len(ranges) // groups for index in range(groups + 1)]
+    return [
+        replace(merge, ranges=tuple(ranges[start:end]), size_bytes=merge.size_bytes // groups)
+        for start, end in itertools.pairwise(edges)
+    ]
+
+
+def _by_inputs(merge: RowsMerge, shard_bytes: int) -> Iterator[RowsMerge]:
+    start = 0
+    while start < len(merge.inputs):
+        end, size = start + 1, merge.sizes[start]
+        while end < len(merge.inputs) and size + merge.sizes[end] <= shard_bytes:
+            size += merge.sizes[end]
+            end += 1
+        yield replace(
+            merge,
+            inputs=merge.inputs[start:end],
+            sizes=merge.sizes[start:end],
+            size_bytes=size,
+            # Later shards keep deletes as rows: the rows that they apply to are in other shards.
+            from_oldest=merge.from_oldest and start == 0,
+        )
+        start = end
+
+
+def subranges(keys: KeyRange, count: int) -> list[KeyRange]:
+    """Split a key range into `count` adjacent ranges, or fewer if it holds fewer keys."""
+    width = keys.end - keys.start + 1
+    count = min(count, width)
+    edges = [keys.start + width * index // count for index in range(count + 1)]
+    return [KeyRange(start, end - 1) for start, end in itertools.pairwise(edges)]

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from arroyo_dagster.errors import InputError
+from arroyo_dagster.state.model.aliases import PathsDigest
 from arroyo_dagster.state.model.garbage import (
     EpochRoot,
     GcPlan,
     JobPins,
-    PathsDigest,
     PlanKind,
     Quarantined,
     Roots,
-    checked_grace,
 )
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
@@ -23,6 +22,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.objects import ObjectKind, Packed, StoredObject, object_name
 from arroyo_dagster.state.planning.gc.orphans import FOREIGN_LISTED
 from arroyo_dagster.state.planning.gc.reachability import prove, refuse
+from arroyo_dagster.state.planning.gc.safety_checks import checked_grace
 
 _LAST = (ObjectKind.GENERATION, ObjectKind.FENCE)
 _RECORDS = (ObjectKind.SUBTASK, ObjectKind.MARKER, ObjectKind.RECORD, ObjectKind.STAGED)

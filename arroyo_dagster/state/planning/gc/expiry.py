@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from arroyo_dagster.state.model.aliases import ReferencedPaths
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import (
-    EpochRoot,
-    ExpirePlan,
-    GcPlan,
-    PlanKind,
-    Retention,
-    Roots,
-)
+from arroyo_dagster.state.model.garbage import EpochRoot, GcPlan, PlanKind, Retention, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import JobPaths, Layout
-from arroyo_dagster.state.model.objects import ObjectKind, Packed, object_name
+from arroyo_dagster.state.model.objects import NOTHING, ObjectKind, Packed, object_name
 from arroyo_dagster.state.planning.gc.reachability import (
     check_inside,
     check_nothing_lost,
@@ -36,6 +30,26 @@ from arroyo_dagster.state.planning.gc.reachability import (
 )
 from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock, newest_restorable
 from arroyo_dagster.state.planning.restore.partially_collected import LEGACY_EPOCHS_BEFORE_NEWEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpirePlan:
+    """The objects to delete when epochs expire; each step completes before the next begins.
+
+    Attributes:
+        keep_from: the oldest epoch that stays, not counting pinned ones.
+        epochs: the epochs that expire, oldest first.
+        data: data files that no epoch which stays lists.
+        records: markers, subtask objects, notes and epoch records.
+        metadata: the objects that refer to the others, oldest first, deleted last: an interrupted
+            run leaves no gap in the chain of parents, and the next run finds the remaining objects.
+    """
+
+    keep_from: Epoch
+    epochs: tuple[Epoch, ...] = ()
+    data: Packed = NOTHING
+    records: Packed = NOTHING
+    metadata: Packed = NOTHING
 
 
 def plan_expiry(

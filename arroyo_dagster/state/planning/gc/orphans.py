@@ -11,17 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from arroyo_dagster.state.model.aliases import ReferencedPaths
+from arroyo_dagster.state.model.aliases import PathsDigest, ReferencedPaths
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import (
-    MARGIN_MICROS,
-    EpochRoot,
-    GcPlan,
-    PathsDigest,
-    PlanKind,
-    Roots,
-    checked_grace,
-)
+from arroyo_dagster.state.model.garbage import MARGIN_MICROS, EpochRoot, GcPlan, PlanKind, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath, WorkerGeneration
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import Layout, parse_manifest_path
@@ -38,7 +30,7 @@ from arroyo_dagster.state.planning.gc.reachability import (
     prove,
     referenced_by,
 )
-from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock
+from arroyo_dagster.state.planning.gc.safety_checks import at_rest, check_clock, checked_grace
 
 FOREIGN_LISTED = 1000
 

@@ -11,16 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from arroyo_dagster.errors import ProtocolError
-from arroyo_dagster.state.model.aliases import ReferencedPaths, fold, fold_numbers, second_names
-from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
-from arroyo_dagster.state.model.garbage import (
-    MARGIN_MICROS,
-    EpochRoot,
+from arroyo_dagster.state.model.aliases import (
     PathsDigest,
-    Proof,
-    Root,
-    Roots,
+    ReferencedPaths,
+    fold,
+    fold_numbers,
+    second_names,
 )
+from arroyo_dagster.state.model.checkpoints import CheckpointState, LostObject
+from arroyo_dagster.state.model.garbage import MARGIN_MICROS, EpochRoot, Proof, Root, Roots
 from arroyo_dagster.state.model.ids import Epoch, StatePath
 from arroyo_dagster.state.model.job_facts import JobAnswer
 from arroyo_dagster.state.model.layout import (

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from arroyo_dagster.errors import ConflictError
-from arroyo_dagster.state.model.garbage import GcPlan, PathsDigest, PlanKind
+from arroyo_dagster.state.model.aliases import PathsDigest
+from arroyo_dagster.state.model.garbage import GcPlan, PlanKind
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.objects import NOTHING, Packed, StoredObject
 

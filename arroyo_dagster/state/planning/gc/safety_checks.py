@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state.model.checkpoints import CheckpointState
-from arroyo_dagster.state.model.garbage import SKEW_MICROS, Roots
+from arroyo_dagster.state.model.garbage import GRACE_FLOOR_MICROS, SKEW_MICROS, Roots
 from arroyo_dagster.state.model.ids import Epoch
 from arroyo_dagster.state.model.job_facts import Absence, JobAnswer, JobCondition, JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, Layout
@@ -268,3 +268,43 @@ def _knows_another(source: str, others: Sequence[JobAnswer]) -> bool:
         for other in others
         for word in other.answers
     )
+
+
+# ---- ages ----------------------------------------------------------------------------------------
+
+
+def checked_grace(grace_micros: int) -> int:
+    """Return the grace period of unreferenced objects, if it is valid.
+
+    Raises:
+        InputError: it is negative, or below the floor of an hour.
+    """
+    if grace_micros < 0:
+        raise InputError(
+            "the age is negative: the time before which objects are deleted lies in the future",
+            grace_seconds=grace_micros // 1_000_000,
+            next_step="give an age, for example 3 days",
+        )
+    if grace_micros < GRACE_FLOOR_MICROS:
+        raise InputError(
+            "the age is below an hour: younger objects may be about to be referenced",
+            grace_seconds=grace_micros // 1_000_000,
+            floor_seconds=GRACE_FLOOR_MICROS // 1_000_000,
+            next_step="give an age of an hour or more; 3 days is the default",
+        )
+    return grace_micros
+
+
+def checked_purge_age(micros: int) -> int:
+    """Return the age at which quarantines are purged, if it is valid.
+
+    Raises:
+        InputError: it is less than an hour.
+    """
+    if micros < GRACE_FLOOR_MICROS:
+        raise InputError(
+            "the age is below an hour: younger quarantines are not purged",
+            seconds=micros // 1_000_000,
+            next_step="give an hour or more; 7 days is the default",
+        )
+    return micros

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from arroyo_dagster.errors import ProtocolError
 from arroyo_dagster.state.model.changes import ChangeKind, is_change_of
 from arroyo_dagster.state.model.checkpoints import Checkpoint, LostObject
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, WorkerGeneration
@@ -251,3 +252,37 @@ def lost_epochs(
         for number in absent:
             if 0 < least < number or (own_numbers and number in directories):
                 yield Epoch(number)
+
+
+# ---- copies under another name, whose metadata names the original's objects ----------------------
+
+
+def check_own(
+    paths: JobPaths,
+    what: str,
+    named: Iterable[StatePath],
+    *,
+    next_step: str,
+    below: StatePath | None = None,
+    **facts: object,
+) -> None:
+    """Check that metadata of a job names objects of this job only.
+
+    Args:
+        what: what names them; the message begins with it.
+        named: the objects that it names.
+        below: the directory that must contain them; None = the job's own.
+        facts: further facts of the error.
+
+    Raises:
+        ProtocolError: one of them lies elsewhere.
+    """
+    prefix = f"{below or paths.root}/"
+    other = next((path for path in named if not path.startswith(prefix)), None)
+    if other is not None:
+        evidence: dict[str, object] = {"job": paths.root, "found": other, **facts}
+        raise ProtocolError(
+            f"{what} names objects of another job, from which this one was copied",
+            next_step=next_step,
+            **evidence,  # type: ignore[arg-type]
+        )

@@ -21,7 +21,7 @@ from arroyo_dagster.state.model.checkpoints import CONTENT, Checkpoint, Checkpoi
 from arroyo_dagster.state.model.ids import Epoch, JobId, OperatorId, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, Layout
 from arroyo_dagster.state.model.rollback import CommittedOutput, GivenUpEpoch, RollbackPlan
-from arroyo_dagster.state.planning.restore.lineage import rolled_back
+from arroyo_dagster.state.planning.restore.partially_collected import rolled_back
 
 UNREADABLE = "unreadable"
 _INVISIBLE = CheckpointState.INVISIBLE

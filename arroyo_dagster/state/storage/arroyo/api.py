@@ -35,10 +35,9 @@ from arroyo_dagster.errors import (
 from arroyo_dagster.redaction import (
     redact_text,
     redact_url,
-    redacted_cause,
     register_secrets,
     register_url,
-    without_finalizers,
+    replaced,
 )
 from arroyo_dagster.state.model.ids import Epoch, JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import (
@@ -466,16 +465,14 @@ class JsonServer:
         return self._answer(urllib.request.Request(url, data, headers, method=method), url)
 
     def _answer(self, request: urllib.request.Request, url: str) -> Any:
-        try:
+        def replacement(error: Exception) -> ArroyoStateError:
+            if isinstance(error, urllib.error.HTTPError):
+                with error:
+                    return _refused(error, url)
+            return _unreachable(error, url, self._timeout)
+
+        with replaced((OSError, http.client.HTTPException), replacement):
             return _document(self._read(request, url), url)
-        except urllib.error.HTTPError as error:
-            with error, without_finalizers():
-                raise _refused(error, url) from redacted_cause(error)
-        except ArroyoStateError:
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            with without_finalizers():
-                raise _unreachable(error, url, self._timeout) from redacted_cause(error)
 
     def _read(self, request: urllib.request.Request, url: str) -> bytes:
         until = time.monotonic() + self._deadline

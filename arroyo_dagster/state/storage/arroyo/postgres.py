@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from arroyo_dagster.errors import ArroyoStateError, FormatError, InputError, StorageError
 from arroyo_dagster.optional_packages import missing_package
-from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_url
+from arroyo_dagster.redaction import redact_text, redact_url, register_url, replaced
 from arroyo_dagster.state.model.ids import JobId, PipelineId
 from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
@@ -98,11 +98,11 @@ class ArroyoPostgres:
     def _read_with(self, read: Callable[[Connection[Any]], _T]) -> _T:
         import psycopg
 
-        try:
-            with _connected(self._url) as connection:
-                return read(connection)
-        except psycopg.Error as error:
-            raise _translated(error, self.source) from redacted_cause(error)
+        with (
+            replaced(psycopg.Error, lambda error: _translated(error, self.source)),
+            _connected(self._url) as connection,
+        ):
+            return read(connection)
 
 
 def _connected(url: str) -> Connection[Any]:

@@ -20,7 +20,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError, StorageError
-from arroyo_dagster.redaction import redact_text, redact_url, redacted_cause, register_url
+from arroyo_dagster.redaction import redact_text, redact_url, register_url, replaced
 from arroyo_dagster.state.model.ids import JobId, PipelineId, StatePath
 from arroyo_dagster.state.model.job_facts import JobFacts, SourceAnswer
 from arroyo_dagster.state.model.layout import JobPaths
@@ -80,11 +80,11 @@ class ArroyoDatabase:
     def _copied(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
         with tempfile.TemporaryDirectory(prefix="arroyo-state-") as directory:
             copy = copy_database(self._location, Path(directory), max_bytes=self._max_bytes)
-            try:
-                with _opened(copy) as database:
-                    return read(database)
-            except sqlite3.Error as error:
-                raise _unsound(error, self.source) from redacted_cause(error)
+            with (
+                replaced(sqlite3.Error, lambda error: _unsound(error, self.source)),
+                _opened(copy) as database,
+            ):
+                return read(database)
 
 
 def _unsound(error: sqlite3.Error, source: str) -> FormatError | StorageError:

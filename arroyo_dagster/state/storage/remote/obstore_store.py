@@ -19,7 +19,7 @@ import obstore
 from obstore import exceptions, store
 
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
-from arroyo_dagster.redaction import redact_text, redacted_cause
+from arroyo_dagster.redaction import redact_text, replaced
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.storage.concurrency import concurrently
 from arroyo_dagster.state.storage.conditional_create import prove_once
@@ -378,7 +378,15 @@ class ObstoreStore:
 def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
     settings = obstore_options(url, options)
     more = {} if settings.provider is None else {"credential_provider": settings.provider}
-    try:
+    refusals = (exceptions.UnknownConfigurationKeyError, TypeError, ValueError)
+    with replaced(
+        refusals,
+        lambda error: InputError(
+            f"obstore does not take these options: {redact_text(str(error))}".partition("\n")[0],
+            url=str(url),
+            next_step="correct or remove the option; options.py lists them",
+        ),
+    ):
         return _KINDS[url.backend](
             url.bucket,
             config=settings.config,
@@ -386,12 +394,6 @@ def _open_remote(url: CheckpointUrl, options: Mapping[str, Any]) -> Any:
             retry_config=retry_options(settings.patience),
             **more,
         )
-    except (exceptions.UnknownConfigurationKeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"obstore does not take these options: {redact_text(str(error))}".partition("\n")[0],
-            url=str(url),
-            next_step="correct or remove the option; options.py lists them",
-        ) from redacted_cause(error)
 
 
 # ---- deletes of many objects, and which of them a failed request may have left -------------------

@@ -33,7 +33,7 @@ from arroyo_dagster.state.model.compaction import (
 from arroyo_dagster.state.model.ids import StatePath
 from arroyo_dagster.state.model.keys import KeyRange
 from arroyo_dagster.state.model.tables import TimeFile
-from arroyo_dagster.state.planning.compaction.split import subranges
+from arroyo_dagster.state.planning.compaction.policies import subranges
 from arroyo_dagster.state.storage.concurrency import in_background, read_ahead
 from arroyo_dagster.state.storage.store import ObjectStore
 from arroyo_dagster.state.tables.expiring_time_key import ExpiringTimeKeyTable

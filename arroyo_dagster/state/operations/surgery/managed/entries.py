@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from arroyo_dagster.errors import FormatError, InputError
@@ -45,19 +44,9 @@ _PRIMITIVE = "SDF primitive state"
 _SOURCE_TABLES = ("source offsets", "source watermark")
 
 
-@dataclass(frozen=True, slots=True)
-class MovedSources:
-    """New positions of sources.
-
-    Attributes:
-        offsets: the offsets of all sources, as `RunProgress` holds them.
-        duplicate_outputs, missing_outputs: what outputs will show.
-    """
-
-    tables: tuple[ChangedEntries, ...]
-    offsets: str
-    duplicate_outputs: tuple[str, ...]
-    missing_outputs: tuple[str, ...]
+MovedSources = tuple[tuple[ChangedEntries, ...], str, tuple[str, ...], tuple[str, ...]]
+"""New positions of sources: the tables; the offsets of all, as `RunProgress` holds them; and the
+duplicate and missing outputs that follow."""
 
 
 def internal(config: TableConfig) -> str | None:
@@ -182,9 +171,7 @@ def moved_sources(store: ObjectStore, checkpoint: Checkpoint, edit: SetOffsets) 
         tables.append(changed)
         for change in changed.changes:
             offsets[name][parse_json(change.key)] = parse_json(parse_json(change.after))
-    return MovedSources(
-        tuple(tables), json.dumps(offsets, sort_keys=True), tuple(again), tuple(never)
-    )
+    return tuple(tables), json.dumps(offsets, sort_keys=True), tuple(again), tuple(never)
 
 
 def _chosen(

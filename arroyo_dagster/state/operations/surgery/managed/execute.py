@@ -28,7 +28,7 @@ from arroyo_dagster.state.model.layout import JobPaths
 from arroyo_dagster.state.model.rollback import RollbackPlan
 from arroyo_dagster.state.model.surgery.edits import Edit
 from arroyo_dagster.state.model.surgery.plans import EditOutcome
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, GlobalKeyedFiles, TimeFile
+from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles, TimeFile
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.pins import put_pins, release
 from arroyo_dagster.state.operations.restore.revision import (
@@ -39,7 +39,6 @@ from arroyo_dagster.state.operations.restore.revision import (
     publish_revision,
 )
 from arroyo_dagster.state.operations.restore.rollback import plan_rollback, run_rollback
-from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
 from arroyo_dagster.state.operations.surgery.managed.plan import (
     ManagedEdit,
@@ -50,7 +49,8 @@ from arroyo_dagster.state.operations.surgery.managed.plan import (
     rest_of,
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import write_shorter
-from arroyo_dagster.state.operations.surgery.plan import without_tables
+from arroyo_dagster.state.operations.surgery.plan import request_of, with_lists
+from arroyo_dagster.state.planning.compaction.rewrite import TableKey
 from arroyo_dagster.state.storage.store import ObjectStore
 
 
@@ -81,14 +81,9 @@ def run_managed_edit(
     prepared = checked(paths, prepare_managed_edit(store, paths, directory, edit), chosen.approved)
     if prepared.plan.empty:
         return EditOutcome(plan=prepared.plan)
-    held = LeaseOptions.of(chosen)
-    with lease(store, paths, chosen.owner, held) as leased:
-        again = checked(
-            paths,
-            prepare_managed_edit(leased, paths, directory, edit),
-            None,
-            planned=prepared.plan.digest,
-        )
+    with lease(store, paths, chosen.owner, LeaseOptions.of(chosen)) as leased:
+        again = prepare_managed_edit(leased, paths, directory, edit)
+        checked(paths, again, prepared.plan.digest)
         work = _Publication(again, chosen, paths, leased.lease.token)
         epoch = publish_revision(
             leased,
@@ -115,13 +110,13 @@ class _Publication:
 
     def write(self, base: Checkpoint, writer: RevisionWriter) -> RevisedContent:
         lists = self._new_lists(writer)
-        operators = tuple(_with_lists(operator, lists) for operator in self.edit.operators)
+        operators = tuple(with_lists(operator, lists) for operator in self.edit.operators)
         # Before the epoch exists: without it, a request of relative positions could be repeated.
         self._put_record(writer, operators)
         return RevisedContent(operators, self.edit.offsets)
 
-    def _new_lists(self, writer: RevisionWriter) -> dict[object, Sequence[StatePath | TimeFile]]:
-        lists: dict[object, Sequence[StatePath | TimeFile]] = {}
+    def _new_lists(self, writer: RevisionWriter) -> dict[TableKey, Sequence[StatePath | TimeFile]]:
+        lists: dict[TableKey, Sequence[StatePath | TimeFile]] = {}
         for changed in self.edit.entries:
             table = changed.table
             (new,) = changed.files.values()
@@ -200,26 +195,6 @@ def _digests(
         path: (old, hashlib.sha256(held.read(path)).hexdigest())
         for path, old in zip(metadata_objects(paths, after), before.values(), strict=True)
     }
-
-
-def _with_lists(
-    operator: OperatorCheckpoint, lists: Mapping[object, Sequence[StatePath | TimeFile]]
-) -> OperatorCheckpoint:
-    tables = dict(operator.tables)
-    gone = []
-    for name, files in operator.tables.items():
-        listed = lists.get((operator.operator, name))
-        if listed is None:
-            continue
-        if isinstance(files, GlobalKeyedFiles):
-            paths = tuple(file for file in listed if not isinstance(file, TimeFile))
-            tables[name] = replace(files, files=paths)
-        else:
-            time_files = tuple(file for file in listed if isinstance(file, TimeFile))
-            tables[name] = replace(files, files=time_files)
-            if not time_files:
-                gone.append((operator.operator, name))
-    return without_tables(replace(operator, tables=tables), gone)
 
 
 # ---- undo ----------------------------------------------------------------------------------------

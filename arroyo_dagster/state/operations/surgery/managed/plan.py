@@ -26,7 +26,6 @@ from arroyo_dagster.state.model.surgery.edits import (
 from arroyo_dagster.state.model.surgery.plans import (
     EditPlan,
     EditPrecondition,
-    TableAction,
     TableStep,
     WatermarkStep,
 )
@@ -34,7 +33,6 @@ from arroyo_dagster.state.model.tables import ExpiringTimeKeyFiles
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.gc.pins import read_pins
 from arroyo_dagster.state.operations.restore.revision import OTHER_REVISIONS
-from arroyo_dagster.state.operations.surgery.earlier_edits import request_of
 from arroyo_dagster.state.operations.surgery.entries import ChangedEntries
 from arroyo_dagster.state.operations.surgery.managed.entries import (
     moved_sources,
@@ -42,7 +40,12 @@ from arroyo_dagster.state.operations.surgery.managed.entries import (
     set_entry,
 )
 from arroyo_dagster.state.operations.surgery.managed.rows import ShorterTable, shorter_tables
-from arroyo_dagster.state.operations.surgery.plan import NOT_CONCERNED, entries_step
+from arroyo_dagster.state.operations.surgery.plan import (
+    check_approved,
+    entries_step,
+    kept_step,
+    request_of,
+)
 from arroyo_dagster.state.operations.surgery.watermarks import watermark_steps, with_watermark
 from arroyo_dagster.state.operations.verify.edits import read_edits
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
@@ -188,9 +191,7 @@ class _ManagedWork:
 
     def move_sources(self, edit: SetOffsets) -> None:
         moved = moved_sources(self.store, self.base, edit)
-        self.entries, self.offsets = moved.tables, moved.offsets
-        self.duplicate_outputs = moved.duplicate_outputs
-        self.missing_outputs = moved.missing_outputs
+        self.entries, self.offsets, self.duplicate_outputs, self.missing_outputs = moved
         self.unknown = ("whether the source still has the records at the new positions",)
 
     def move_watermark(self, edit: SetWatermark) -> None:
@@ -224,9 +225,8 @@ class _ManagedWork:
         self.missing_outputs = tuple(never)
 
     def remove_rows(self, edit: KeyDeletion | RetainRows) -> None:
-        shorter = shorter_tables(self.store, edit, self.base)
-        self.shorter, self.stays = tuple(shorter.tables), shorter.stays
-        self.unknown = tuple(shorter.unknown)
+        changes = shorter_tables(self.store, edit, self.base)
+        self.shorter, self.stays, self.unknown = changes
         if isinstance(edit, KeyDeletion) and self.shorter:
             self.missing_outputs = (
                 "no deletion is emitted: rows that were delivered downstream stay there, and must "
@@ -282,15 +282,9 @@ class _ManagedWork:
             if changed.files
         }
         for operator in self.base.operators:
-            for name, files in operator.tables.items():
+            for name in operator.tables:
                 key = operator.operator, name
-                yield steps.get(key) or TableStep(
-                    operator=operator.operator,
-                    table=name,
-                    action=TableAction.KEPT,
-                    reason=self.stays.get(key, NOT_CONCERNED),
-                    files=files.paths,
-                )
+                yield steps.get(key) or kept_step(operator, name, self.stays.get(key))
 
 
 def metadata_objects(paths: JobPaths, checkpoint: Checkpoint) -> tuple[StatePath, ...]:
@@ -345,13 +339,8 @@ def rest_of(
     return EditPrecondition(name="no run of the job is active", met=rest, evidence=evidence)
 
 
-def checked(
-    paths: JobPaths, prepared: ManagedEdit, approved: str | None, *, planned: str | None = None
-) -> ManagedEdit:
+def checked(paths: JobPaths, prepared: ManagedEdit, approved: str | None) -> ManagedEdit:
     """Check that a planned edit may be executed now, and return it.
-
-    Args:
-        approved: the digest that a person approved, and `planned` that of an earlier plan.
 
     Raises:
         InputError: a precondition is not met.
@@ -362,12 +351,5 @@ def checked(
         raise InputError(
             f"the job cannot be edited now: {plan.why_not}", job=paths.root, epoch=plan.epoch
         )
-    for digest in (approved, planned):
-        if digest is not None and digest != plan.digest:
-            raise ConflictError(
-                f"plan {digest} was approved, but the current plan is {plan.digest}",
-                job=paths.root,
-                epoch=plan.epoch,
-                next_step="review the new plan and approve it; nothing was changed",
-            )
+    check_approved(plan.digest, approved, job=paths.root, epoch=plan.epoch)
     return prepared

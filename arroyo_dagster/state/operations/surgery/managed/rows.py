@@ -7,7 +7,7 @@ deletes stay.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ from arroyo_dagster.state.operations.surgery.rows import (
     expiring_tables,
     is_compared,
     key_condition,
+    narrow_batches,
 )
 from arroyo_dagster.state.planning.compaction.rewrite import TableKey
 from arroyo_dagster.state.planning.restore.reads import ALL_KEYS
@@ -53,7 +54,6 @@ from arroyo_dagster.state.tables.merge.conditions import (
     removed_rows,
 )
 from arroyo_dagster.state.tables.merge.rows import merge_rows
-from arroyo_dagster.state.tables.time_files import ReadRequest, TimeFileReader
 
 _WINDOW = ("window_start", "window_end")
 _ONE_ROW_A_KEY = "it keeps one state a key, whatever its age; delete keys instead"
@@ -79,37 +79,32 @@ class ShorterTable:
     step: TableStep
 
 
-@dataclass(slots=True)
-class ShorterTables:
-    """The tables of an epoch that lose rows, and why the others stay."""
-
-    tables: list[ShorterTable] = field(default_factory=list)
-    stays: dict[TableKey, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-
-
 def shorter_tables(
     store: ObjectStore, edit: KeyDeletion | RetainRows, checkpoint: Checkpoint
-) -> ShorterTables:
+) -> tuple[tuple[ShorterTable, ...], dict[TableKey, str], tuple[str, ...]]:
     """Find the rows that an edit removes. Reads the columns of keys, or of event time, only.
+
+    Returns:
+        The tables that lose rows, why each other one stays, and what was not compared.
 
     Raises:
         InputError: no table of the job has a key of the given form.
         FormatError, NotFoundError: a file is broken, or missing.
     """
-    shorter = ShorterTables()
+    shorter: list[ShorterTable] = []
+    stays: dict[TableKey, str] = {}
     has_key = False
     for operator, name, condition in _conditions(edit, checkpoint):
         key = operator.operator, name
         if isinstance(condition, str):
-            shorter.stays[key] = condition
+            stays[key] = condition
             continue
         has_key = True
         counts = _counts(store, operator, name, condition)
         rows = sum(all_rows for all_rows, _ in counts.values())
         removed = sum(gone for _, gone in counts.values())
         if not removed:
-            shorter.stays[key] = f"none of its {rows} rows is removed"
+            stays[key] = f"none of its {rows} rows is removed"
             continue
         files = frozenset(path for path, (_, gone) in counts.items() if gone)
         step = TableStep(
@@ -122,20 +117,19 @@ def shorter_tables(
             files=operator.tables[name].paths,
         )
         config = operator.configs[name]
-        shorter.tables.append(ShorterTable(operator, config, condition, files, step))
-    if isinstance(edit, KeyDeletion):
-        if not has_key:
-            raise InputError(
-                f"no table of the job has a key of {len(edit.values)} such values",
-                tables="; ".join(
-                    f"{operator}.{name}: {reason}"
-                    for (operator, name), reason in shorter.stays.items()
-                )
-                or "none",
-                next_step="give one value for each column of a key, in this order",
+        shorter.append(ShorterTable(operator, config, condition, files, step))
+    if isinstance(edit, RetainRows):
+        return tuple(shorter), stays, ()
+    if not has_key:
+        raise InputError(
+            f"no table of the job has a key of {len(edit.values)} such values",
+            tables="; ".join(
+                f"{operator}.{name}: {reason}" for (operator, name), reason in stays.items()
             )
-        shorter.unknown += _not_compared(shorter.stays)
-    return shorter
+            or "none",
+            next_step="give one value for each column of a key, in this order",
+        )
+    return tuple(shorter), stays, tuple(_not_compared(stays))
 
 
 def _not_compared(stays: Mapping[TableKey, str]) -> Iterator[str]:
@@ -274,18 +268,10 @@ def count_stored(
         FormatError, NotFoundError: the file is broken, or missing.
     """
     assert isinstance(config.config, ExpiringTimeKeyConfig)
-    if isinstance(condition, KeyRows):
-        columns = tuple(sorted(set(condition.columns)))
-        moved: RowCondition = KeyRows(
-            tuple(map(columns.index, condition.columns)), condition.values
-        )
-        in_key = set(condition.columns) <= set(config.config.schema.key_indices or ())
-    else:
-        columns, in_key = (condition.column,), True
-        moved = OlderRows(0, condition.before_nanos)
+    key = config.config.schema.key_indices or ()
+    in_key = not isinstance(condition, KeyRows) or set(condition.columns) <= set(key)
     rows = removed = 0
-    reader = TimeFileReader(config.config, store)
-    for batch in reader.stream([file], ReadRequest(keys=ALL_KEYS, columns=columns)):
+    for batch, narrow in narrow_batches(store, config.config, file, condition):
         if not in_key and batch.deletes:
             raise ProtocolError(
                 "the key is no part of the storage key, so deletes of it cannot be found",
@@ -295,7 +281,7 @@ def count_stored(
                 "changed",
             )
         rows += batch.rows.num_rows
-        removed += pc.sum(removed_rows(moved, batch.rows, batch.operations)).as_py() or 0
+        removed += pc.sum(removed_rows(narrow, batch.rows, batch.operations)).as_py() or 0
     return rows, removed
 
 

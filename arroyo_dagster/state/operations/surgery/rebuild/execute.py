@@ -7,13 +7,11 @@ be passes verification.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from arroyo_dagster.errors import (
-    ConflictError,
     FormatError,
     InputError,
     NotFoundError,
@@ -21,7 +19,7 @@ from arroyo_dagster.errors import (
 )
 from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.metadata.backend import ParquetBackend
-from arroyo_dagster.state.metadata.lease import Leased, LeaseOptions, lease
+from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
 from arroyo_dagster.state.metadata.tree import legacy_checkpoint, legacy_head
 from arroyo_dagster.state.model.changes import ChangeKind, JobHead
 from arroyo_dagster.state.model.checkpoints import (
@@ -43,30 +41,29 @@ from arroyo_dagster.state.model.layout import JobPaths, Layout, written_epoch
 from arroyo_dagster.state.model.surgery.rebuild import RebuildOutcome, RebuildPlan, RebuiltTable
 from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
 from arroyo_dagster.state.operations.catalog.jobs import find_job
-from arroyo_dagster.state.operations.compaction.quiet import wait_until_quiet
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import (
     JobSnapshot,
     Unchanged,
-    check_may,
     check_restorable,
     guards_of,
     list_objects,
+    wait_until_quiet,
 )
 from arroyo_dagster.state.operations.compaction.rewrite_publish import (
-    MetadataChange,
+    change_record,
     publish_change,
 )
 from arroyo_dagster.state.operations.surgery.execute import EditOptions
-from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
-    RebuiltEpoch,
-    check_not_rewritten,
-    managed_job,
-    nothing_lost,
-)
+from arroyo_dagster.state.operations.surgery.plan import check_can_run
 from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostEpoch,
     LostOperator,
+    RebuiltEpoch,
     cannot_rebuild,
+    check_not_rewritten,
+    managed_job,
+    nothing_lost,
+    read_whole,
 )
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ProtocolRebuild
 from arroyo_dagster.state.planning.compaction.rewrite import why_not_now
@@ -97,7 +94,7 @@ def plan_rebuild(
             verification.
         FormatError: a data file of the epoch is broken.
     """
-    return _prepare(store, paths, directory, epoch).plan
+    return _prepare(store, paths, directory, epoch)[0]
 
 
 def run_rebuild(
@@ -119,62 +116,39 @@ def run_rebuild(
             at rest.
     """
     run_options = options or EditOptions()
-    prepared = _prepare(store, paths, directory, epoch)
-    check_may(paths, prepared.snapshot)
-    _check_approved(prepared.plan, run_options.approved)
+    planned, snapshot = _prepare(store, paths, directory, epoch)
+    check_can_run(paths, snapshot, planned, run_options.approved)
     with lease(store, paths, "arroyo-state rebuild", LeaseOptions.of(run_options)) as held:
         began = run_options.clock()
         # The previous holder of the lease may have changed the job.
-        again = _prepare(held, paths, directory, prepared.plan.epoch)
-        check_may(paths, again.snapshot)
-        _check_approved(again.plan, prepared.plan.digest)
-        wait_until_quiet(again.snapshot, began, run_options)
-        work = Unchanged(paths, directory, again.snapshot)
-        record = _write(held, work, again, run_options)
-    return RebuildOutcome(plan=again.plan, record=record)
-
-
-def _check_approved(plan: RebuildPlan, approved: str | None) -> None:
-    if approved is not None and approved != plan.digest:
-        raise ConflictError(
-            f"plan {approved} was approved, but the current plan is {plan.digest}",
-            job=plan.paths.root,
-            epoch=plan.epoch,
-            next_step="review the new plan and approve it; nothing was changed",
+        plan, snapshot = _prepare(held, paths, directory, planned.epoch)
+        check_can_run(paths, snapshot, plan, planned.digest)
+        wait_until_quiet(snapshot, began, run_options)
+        change = change_record(
+            held,
+            snapshot.checkpoint,
+            plan.before,
+            plan.after,
+            kind=ChangeKind.REBUILD,
+            operation="rebuild",
+            digest=plan.digest,
+            created_at_micros=run_options.clock(),
+            head=plan.head,
+            written=plan.after,
+            inputs=plan.unlisted,
+            doubts=plan.doubts,
         )
-
-
-def _write(
-    held: Leased, work: Unchanged, prepared: _PreparedRebuild, options: EditOptions
-) -> StatePath:
-    plan = prepared.plan
-    change = MetadataChange(
-        kind=ChangeKind.REBUILD,
-        operation="rebuild",
-        digest=plan.digest,
-        before=plan.before,
-        after=plan.after,
-        inputs=plan.unlisted,
-        doubts=plan.doubts,
-        head=plan.head,
-        verify_level=_VERIFY_LEVEL,
-        now_micros=options.clock(),
-    )
-    return publish_change(held, work, change)
+        work = Unchanged(paths, directory, snapshot)
+        record = publish_change(held, work, change, plan.after, _VERIFY_LEVEL)
+    return RebuildOutcome(plan=plan, record=record)
 
 
 # ---- planning ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedRebuild:
-    plan: RebuildPlan
-    snapshot: JobSnapshot
-
-
 def _prepare(
     store: ObjectStore, paths: JobPaths, directory: JobDirectory, epoch: int | None
-) -> _PreparedRebuild:
+) -> tuple[RebuildPlan, JobSnapshot]:
     # List first: objects written meanwhile then count as changed.
     listing = list_objects(store, paths)
     answer = directory.look_up([paths], checkpoints=True)[0]
@@ -199,7 +173,7 @@ def _prepare(
     check_restorable(view, paths, plan.epoch, _VERIFY_LEVEL)
     guards = guards_of(view, paths, rebuilt.checkpoint)
     snapshot = JobSnapshot(answer, rebuilt.checkpoint, {}, guards, listing, why_not)
-    return _PreparedRebuild(plan, snapshot)
+    return plan, snapshot
 
 
 def _chosen(store: ObjectStore, paths: JobPaths, epoch: int | None) -> Epoch:
@@ -338,7 +312,8 @@ class LegacyRebuild:
             if path in self.before:
                 encoded[path] = metadata.encode_operator(operator)
         if checkpoint.ref in self.before:
-            encoded[checkpoint.ref] = metadata.encode_legacy_checkpoint(legacy_head(checkpoint))
+            head = legacy_head(checkpoint.job, checkpoint)
+            encoded[checkpoint.ref] = metadata.encode_legacy_checkpoint(head)
         return encoded
 
     # ---- what is there ---------------------------------------------------------------------------
@@ -408,17 +383,11 @@ class LegacyRebuild:
         self, path: StatePath, decode: Callable[[bytes, str], _T], is_cut: Callable[[_T], bool]
     ) -> _T | None:
         """Return an object; None if it is missing, damaged or cut short, which is noted."""
-        try:
-            data = self.store.read(path)
-        except NotFoundError:
-            self.before[path] = None
-            return None
-        with contextlib.suppress(FormatError):
-            value = decode(data, path)
-            if identity_mismatch(self.paths, path, value) is None and not is_cut(value):
-                return value
-        self.before[path] = data
-        return None
+
+        def is_damaged(value: _T) -> bool:
+            return identity_mismatch(self.paths, path, value) is not None or is_cut(value)
+
+        return read_whole(self.store, path, decode, is_damaged, self.before)
 
     # ---- the checkpoint's own metadata -----------------------------------------------------------
 

@@ -1,11 +1,16 @@
-"""The metadata of one operator, written anew from its data files and an older epoch."""
+"""The metadata of one operator, written anew from its data files and an older epoch; the epoch as
+it would be, and refusals that both layouts share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from arroyo_dagster.errors import FormatError, ProtocolError
+from arroyo_dagster.errors import FormatError, InputError, ProtocolError
+from arroyo_dagster.state.model.changes import ChangeKind, JobHead, is_change_of
 from arroyo_dagster.state.model.checkpoints import Checkpoint, OperatorCheckpoint
 from arroyo_dagster.state.model.ids import Epoch, OperatorId, StatePath, TableName, WorkerGeneration
 from arroyo_dagster.state.model.layout import JobPaths, is_compacted, written_epoch
@@ -19,7 +24,11 @@ from arroyo_dagster.state.model.tables import (
     TimeFile,
 )
 from arroyo_dagster.state.operations.catalog.footers import read_stored_file
-from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore
+from arroyo_dagster.state.operations.gc.pins import read_pins
+from arroyo_dagster.state.storage.store import ObjectInfo, ObjectStore, read_optional
+from arroyo_dagster.state.storage.wrappers import Extended
+
+_T = TypeVar("_T")
 
 
 def cannot_rebuild(paths: JobPaths, epoch: Epoch, reason: str) -> ProtocolError:
@@ -301,3 +310,85 @@ class LostOperator:
 
     def _unknown(self, reason: str) -> ProtocolError:
         return cannot_rebuild(self.paths, self.epoch, reason)
+
+
+# ---- an epoch as its rebuilt metadata would describe it, and refusals ----------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuiltEpoch:
+    """An epoch as it would be; attributes as of `RebuildPlan`."""
+
+    checkpoint: Checkpoint
+    before: Mapping[StatePath, bytes | None]
+    after: Mapping[StatePath, bytes]
+    source: Mapping[OperatorId, Epoch]
+    tables: tuple[RebuiltTable, ...]
+    doubts: tuple[str, ...]
+    unlisted: tuple[StatePath, ...]
+    head: JobHead
+
+    def over(self, store: ObjectStore) -> ObjectStore:
+        """Return the store with the rebuilt objects, which cannot be written through it.
+
+        It looks the same before they are written and afterwards.
+        """
+        return Extended(store, self.after)
+
+
+def read_whole(
+    store: ObjectStore,
+    path: StatePath,
+    decode: Callable[[bytes, str], _T],
+    is_damaged: Callable[[_T], bool],
+    before: dict[StatePath, bytes | None],
+) -> _T | None:
+    """Read an object; None if it is missing or damaged: then `before` gets its bytes, or None."""
+    data = read_optional(store, path)
+    if data is not None:
+        with contextlib.suppress(FormatError):
+            value = decode(data, path)
+            if not is_damaged(value):
+                return value
+    before[path] = data
+    return None
+
+
+def managed_job(paths: JobPaths) -> InputError:
+    """Return the error of a job that this package writes."""
+    return InputError(
+        "this is a managed job",
+        job=paths.root,
+        next_step="go back to an older epoch with `arroyo-state rollback`",
+    )
+
+
+def nothing_lost(paths: JobPaths, epoch: Epoch) -> InputError:
+    """Return the error of an epoch whose metadata can be read."""
+    return InputError(
+        "no metadata of the epoch is missing or damaged",
+        job=paths.root,
+        epoch=epoch,
+        next_step="check it with `arroyo-state verify`, or name another one: `rebuild JOB EPOCH`",
+    )
+
+
+def check_not_rewritten(store: ObjectStore, paths: JobPaths, epoch: Epoch) -> None:
+    """Refuse an epoch that was edited or compacted in place: its lists are not Arroyo's.
+
+    Raises:
+        ProtocolError: a record of such a change exists.
+    """
+    listed = [info.path for info in store.list_dir(paths.changes).objects]
+    pinned = [paths.changes / name for name in read_pins(store, paths).changes]
+    in_place = (ChangeKind.COMPACTION, ChangeKind.EDIT)
+    for path in (*listed, *pinned):
+        if any(is_change_of(paths, path, kind, epoch) for kind in in_place):
+            raise ProtocolError(
+                "the epoch was edited or compacted in place, so that its lists cannot be known "
+                "from names",
+                job=paths.root,
+                epoch=epoch,
+                path=path,
+                next_step="the record beside it has the original metadata; nothing was changed",
+            )

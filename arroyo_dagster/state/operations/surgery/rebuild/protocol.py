@@ -8,10 +8,9 @@ Source: crates/arroyo-state-protocol/src/{state,resolve,workflow}.rs (arroyo-sta
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 from arroyo_dagster.errors import FormatError, NotFoundError, ProtocolError
@@ -33,16 +32,15 @@ from arroyo_dagster.state.model.job_facts import JobFacts
 from arroyo_dagster.state.model.layout import JobPaths, parse_epoch_record, parse_manifest_path
 from arroyo_dagster.state.model.numbers import parse_number
 from arroyo_dagster.state.model.surgery.rebuild import RebuiltTable
-from arroyo_dagster.state.operations.surgery.rebuild.epoch import (
-    RebuiltEpoch,
-    check_not_rewritten,
-    managed_job,
-    nothing_lost,
-)
 from arroyo_dagster.state.operations.surgery.rebuild.operator import (
     LostEpoch,
     LostOperator,
+    RebuiltEpoch,
     cannot_rebuild,
+    check_not_rewritten,
+    managed_job,
+    nothing_lost,
+    read_whole,
 )
 from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.planning.restore.lost_metadata import cut_checkpoint, identity_mismatch
@@ -68,17 +66,7 @@ class ReadableObjects:
 
     def _read(self, path: StatePath, decode: Callable[[bytes, str], _T]) -> _T | None:
         """Read an object; None if it is missing or damaged, which is noted."""
-        try:
-            data = self.store.read(path)
-        except NotFoundError:
-            self.before[path] = None
-            return None
-        with contextlib.suppress(FormatError):
-            value = decode(data, path)
-            if not self._damaged(path, value):
-                return value
-        self.before[path] = data
-        return None
+        return read_whole(self.store, path, decode, partial(self._damaged, path), self.before)
 
     def _damaged(self, path: StatePath, value: object) -> bool:
         """Return whether an object that decodes belongs elsewhere, or was cut."""

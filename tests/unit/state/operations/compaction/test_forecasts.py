@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from arroyo_dagster.state.operations.compaction.forecasts import _scaled_up
+from arroyo_dagster.state.operations.compaction.plan import _scaled_up
 
 SIZES = [1000 + 37 * (at % 11) for at in range(400)]
 

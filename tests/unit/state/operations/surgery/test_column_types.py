@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from arroyo_dagster import HashVariant, Layout, OperatorId, ParquetBackend, timestamp_table_config
-from arroyo_dagster.state.operations.surgery.column_types import column_errors, fits
+from arroyo_dagster.state.operations.surgery.bootstrap import column_errors, fits
 from arroyo_dagster.state.operations.surgery.computed_rows import TableTarget
 from tests.evolved_jobs import sql_job
 from tests.formats import ExpiringTimeKeyConfig, memory_schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arroyo_dagster.state import Epoch
-from arroyo_dagster.state.planning.restore.lineage import behind_pinned, rolled_back
+from arroyo_dagster.state.planning.restore.partially_collected import behind_pinned, rolled_back
 
 
 def left(newest: int, restored: dict[int, int], missing: tuple[int, ...] = ()) -> set[int]:
