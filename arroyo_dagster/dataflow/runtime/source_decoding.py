@@ -98,17 +98,17 @@ class SourceDecoder:
         """Return the value of each record, and the errors of those that do not decode, by index."""
         raw, converter = column(batch, VALUE), self._topic.converter
         is_binary = pa.types.is_binary(raw.type)
-        read = self._read if is_binary else self._read_arrow
+        decode = read = self._read if is_binary else self._read_arrow
         if is_binary and (converter.is_text or converter.name == "json"):
             raw, plain = _as_text(raw)
             if plain and converter.is_text and not raw.null_count:
                 return raw.to_pylist(), {}
         if is_binary and raw.null_count:
 
-            def refusing(one: Any) -> Any:
-                if one is None:
+            def refusing(record: Any) -> Any:
+                if record is None:
                     raise ValueError("the record has no value")
-                return read(one)
+                return decode(record)
 
             read = refusing
         values: list[Any] = []
