@@ -88,7 +88,7 @@ class Records:
         """The value of each record."""
         if self._values is None:
             assert self._frame is not None
-            self._values, self._change = records_of(self._frame), last_change()
+            self._values, self._change = [*records_of(self._frame)], last_change()
         return self._values
 
     @property

@@ -340,7 +340,7 @@ def _call_columns(function: Function, records: list[Any]) -> list[Any]:
         return list(mask_result(function, result, len(records)).tolist())
     if function.plan.operator == "assign-key":
         return column_result(function, result, len(records)).to_list()
-    return records_of(rows_result(function, result, len(records)))
+    return [*records_of(rows_result(function, result, len(records)))]
 
 
 def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:
