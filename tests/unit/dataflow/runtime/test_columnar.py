@@ -20,7 +20,7 @@ from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records
+from arroyo_dagster.dataflow.runtime.source_decoding import column_reader, reads_records
 from arroyo_dagster.dataflow.storage.payloads import (
     PAYLOAD,
     PLACE,
