@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.types import Column, ScalarType
-from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
+from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW
 from arroyo_dagster.dataflow.errors import StateValueError, access_error, unknown_name
 from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, frame_result
 from arroyo_dagster.dataflow.runtime.context import Accessor
 from arroyo_dagster.dataflow.runtime.functions import Function
 from arroyo_dagster.dataflow.runtime.handles import DELETED, Slot
-from arroyo_dagster.dataflow.runtime.record_batches import ReceivedRecords
+from arroyo_dagster.dataflow.runtime.records import Records
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.state_tables import (
     column_rows,
@@ -299,58 +299,24 @@ class ColumnUpdate:
         return tables
 
     def apply(
-        self,
-        update: Function,
-        arrived: ReceivedRecords,
-        *,
-        enter: Callable[[Window], None] | None,
-        fail: Callable[[int, Exception], None],
-    ) -> int:
-        """Call the function with the records: once, or once per window; more often if it fails.
+        self, update: Function, records: Records, fail: Callable[[int, Exception], None]
+    ) -> None:
+        """Call the function with records that have the keys of rows; more often if it fails.
 
         Args:
             update: the function.
-            arrived: the records.
-            enter: called with the window of the next records; None = there are no windows.
+            records: the records, of one window if there are windows.
             fail: is given the index of each record on which the function fails.
-
-        Returns:
-            The number of records on which it failed.
         """
-        if enter is None:
-            return self._apply(update, arrived, np.arange(arrived.batch.num_rows), fail)
-        by_window: dict[Window, list[int]] = {}
-        for index, window in enumerate(arrived.windows):
-            by_window.setdefault(window, []).append(index)
-        failed = 0
-        for window, indexes in by_window.items():
-            enter(window)
-            failed += self._apply(update, arrived, np.array(indexes), fail)
-        return failed
-
-    def _apply(
-        self,
-        update: Function,
-        arrived: ReceivedRecords,
-        rows: npt.NDArray[np.int64],
-        fail: Callable[[int, Exception], None],
-    ) -> int:
-        whole = len(rows) == arrived.batch.num_rows
-        texts = arrived.batch.column(KEY)
-        keys = pl.Series(KEY, texts if whole else texts.take(pa.array(rows)))
-        failed: list[int] = []
+        texts = records.origin.batch.column(KEY)
+        if len(records) < len(texts):
+            texts = texts.take(pa.array(records.at, pa.int64()))
+        keys = pl.Series(KEY, texts)
 
         def call(start: int, stop: int) -> None:
-            frame = arrived.columns(slice(start, stop) if whole else rows[start:stop])
-            own = keys.slice(start, stop - start)
-            self.call(update, frame, own)
+            self.call(update, records.columns(start, stop), keys.slice(start, stop - start))
 
-        def failing(at: int, error: Exception) -> None:
-            failed.append(at)
-            fail(int(rows[at]), error)
-
-        call_divided(len(rows), call, failing)
-        return len(failed)
+        call_divided(len(records), call, fail)
 
     def call(self, update: Function, frame: pl.DataFrame, keys: pl.Series) -> None:
         """Call the function once; if it fails, nothing is written.

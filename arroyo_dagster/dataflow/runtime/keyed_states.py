@@ -6,7 +6,7 @@ Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,16 @@ from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePl
 from arroyo_dagster.dataflow.runtime.record_batches import (
     KIND,
     MARK,
-    ReceivedRecords,
     Travel,
     check_travels,
-    column,
     decode,
-    encode,
-    encode_keys,
+    received,
+    state_keys,
+    windows_in,
 )
+from arroyo_dagster.dataflow.runtime.records import Place, Records, column
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, SOURCE, epoch_column
-from arroyo_dagster.dataflow.runtime.steps import Step
+from arroyo_dagster.dataflow.runtime.steps import Transform
 from arroyo_dagster.dataflow.runtime.stores import open_store
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.engine_tables import (
@@ -178,24 +178,14 @@ class StatesOperator(ServiceOperator):
             return
         for store in self._stores:
             store.prefetch(column(batch, KEY))
-        key_types = self.plan.key_types
-        arrived = ReceivedRecords(batch, self.plan.topics, key_types[0] if key_types else None)
+        records = received(batch, self.plan.topics)
         with self._place.entered(), collected_later():
             update = () if self._update is None else (self._update.plan.name,)
             begin_step(*(step.name for step in self._steps), *update)
-            if self._columns is not None and self._update is not None:
-                failed = self._columns.apply(
-                    self._update,
-                    arrived,
-                    enter=self._enter if self._windowed else None,
-                    fail=functools.partial(self._failed_update, arrived),
-                )
-                succeeded = batch.num_rows - failed
-                self.metrics.count(self._update.plan.name, succeeded=succeeded)
-            elif self._windowed or self._steps or self._update is None:
-                self._fold(arrived, collector)
+            if self._columns is not None:
+                self._apply(self._columns, records)
             else:
-                self._fold_fast_path(arrived, self._update)
+                self._fold(records, collector)
         self._place.key, self._place.window = None, GLOBAL_WINDOW
 
     def _without_watermarks(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -208,59 +198,70 @@ class StatesOperator(ServiceOperator):
             batch = batch.filter(pc.invert(is_mark))
         return batch
 
-    def _fold_fast_path(self, arrived: ReceivedRecords, update: Function) -> None:
-        """Apply update-state to records directly: no windows, no transforms."""
-        place, takes_key, failed = self._place, update.takes_key, 0
-        body = update.body
-        rows = zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
-        serial = place.serial
-        for index, (text, key, value) in enumerate(rows):
-            place.text = text
-            place.key = key
-            place.serial = serial = serial + 1
-            try:
-                result = body(key, value) if takes_key else body(value)
-                if result is not None:
-                    raise _not_none(update, result)
-            except Exception as error:
-                failed += 1
-                self._failed(update.plan.name, error, value, arrived, index)
-        self.metrics.count(update.plan.name, succeeded=len(arrived.keys) - failed)
+    def _apply(self, columns: ColumnUpdate, records: Records) -> None:
+        """Apply an update-state of whole batches: to each window, or to all records."""
+        update = self._update
+        assert update is not None
+        by_window: dict[Window, list[int]] = {}
+        for index, window in enumerate(windows_in(records.origin.batch) if self._windowed else ()):
+            by_window.setdefault(window, []).append(index)
+        parts = [records.chosen(indexes) for indexes in by_window.values()] or [records]
+        failed = 0
+        for window, part in zip(by_window or (GLOBAL_WINDOW,), parts, strict=True):
 
-    def _fold(self, arrived: ReceivedRecords, collector: Collector) -> None:
-        """Apply the partition's transforms, then update-state, one record at a time."""
-        place = self._place
-        put_out: list[tuple[int, Any, Any]] = []
-        counts: dict[str, int] = {}
-        for index, (key, native, value) in enumerate(
-            zip(arrived.keys, arrived.native_keys, arrived.values, strict=True)
-        ):
-            place.text, place.key = key, native
-            if self._windowed:
-                self._enter(arrived.windows[index])
-            pairs = [(native, value)]
-            for step in self._steps:
-                pairs = [
-                    new for pair in pairs for new in self._step(step, pair, index, arrived, counts)
-                ]
-            for pair in pairs:
-                if self._update is not None:
-                    update = self._update
-                    self._place.serial += 1
-                    try:
-                        result = update.body(*pair) if update.takes_key else update.body(pair[1])
-                        if result is not None:
-                            raise _not_none(update, result)
-                    except Exception as error:
-                        self._failed(update.plan.name, error, pair[1], arrived, index)
-                    else:
-                        counts[update.plan.name] = counts.get(update.plan.name, 0) + 1
-                elif not self._windowed:
-                    put_out.append((index, *pair))
+            def fail(index: int, error: Exception, part: Records = part) -> None:
+                nonlocal failed
+                failed += 1
+                self._failed(update.plan.name, error, part.values[index], part.place(index))
+
+            self._enter(window)
+            columns.apply(update, part, fail)
+        self.metrics.count(update.plan.name, succeeded=len(records) - failed)
+
+    def _fold(self, records: Records, collector: Collector) -> None:
+        """Apply the partition's transforms, then update-state, one record after the other.
+
+        Each record goes through all steps before the next one does: a transform sees what
+        update-state has written for the records before.
+        """
+        place, steps, update = self._place, self._steps, self._update
+        batch, key_types = records.origin.batch, self.plan.key_types
+        texts: list[str] = column(batch, KEY).to_pylist()
+        natives = state_keys(batch, texts, key_types[0] if key_types else None)
+        windows = windows_in(batch) if self._windowed else None
+        takes_key = update is not None and update.takes_key
+        body: Any = None if update is None else update.body
+        counts: dict[str, int] = dict.fromkeys((step.name for step in steps), 0)
+        folded: list[tuple[int, Any, Any]] = []
+        updated = 0
+        for index, (text, native, value) in enumerate(zip(texts, natives, records, strict=True)):
+            place.text = text
+            place.key = native
+            if windows is not None:
+                self._enter(windows[index])
+            pairs: Sequence[tuple[Any, Any]] = ((native, value),)
+            for step in steps:
+                pairs = self._stepped(step, pairs, records.place, index, counts)
+            if update is None:
+                folded += [(index, *pair) for pair in pairs]
+                continue
+            for key, item in pairs:
+                place.serial += 1
+                try:
+                    result = body(key, item) if takes_key else body(item)
+                    if result is not None:
+                        raise _not_none(update, result)
+                    updated += 1
+                except Exception as error:
+                    self._failed(update.plan.name, error, item, records.place(index))
         for name, count in counts.items():
             self.metrics.count(name, succeeded=count)
-        if put_out:
-            self._put_out(arrived, put_out, collector)
+        if update is not None:
+            self.metrics.count(update.plan.name, succeeded=updated)
+        elif folded and not self._windowed:
+            indexes, keys, values = map(list, zip(*folded, strict=True))
+            new = Records(records.origin, values, indexes, keys)
+            collector.collect(self._travel.rows(new, shared=True))
 
     def _enter(self, window: Window) -> None:
         if self._place.window != window:
@@ -268,53 +269,42 @@ class StatesOperator(ServiceOperator):
             for store in self._stores:
                 store.enter(window)
 
-    def _step(
+    def _stepped(
         self,
-        step: Step,
-        pair: tuple[Any, Any],
-        at: int,
-        arrived: ReceivedRecords,
+        step: Transform,
+        pairs: Sequence[tuple[Any, Any]],
+        place: Callable[[int], Place],
+        index: int,
         counts: dict[str, int],
     ) -> list[tuple[Any, Any]]:
-        self._place.serial += 1
-        try:
-            results = step.one(*pair)
-            for _, value in results:
-                check_travels(value)
-        except Exception as error:
-            self._failed(step.name, error, pair[1], arrived, at, partial=step.partial)
-            return []
-        counts[step.name] = counts.get(step.name, 0) + 1
-        return results
-
-    def _failed_update(self, arrived: ReceivedRecords, at: int, error: Exception) -> None:
-        assert self._update is not None
-        self._failed(self._update.plan.name, error, arrived.values[at], arrived, at)
+        """Return the results of a transform for what the steps before made of a record."""
+        new: list[tuple[Any, Any]] = []
+        for key, value in pairs:
+            self._place.serial += 1
+            try:
+                results = step.one(key, value)
+                for _, item in results:
+                    check_travels(item)
+            except Exception as error:
+                self._failed(step.name, error, value, place(index), partial=step.partial)
+                continue
+            counts[step.name] += 1
+            new += results
+        return new
 
     def _failed(
         self,
         name: str,
         error: Exception,
         value: Any,
-        arrived: ReceivedRecords,
-        at: int,
+        place: Place,
         *,
         partial: bool | None = None,
     ) -> None:
         for slot in self._slots:
             slot.discard()
         partial = self.plan.partial_before_update if partial is None else partial
-        self.failures.note(name, error, value, arrived.place(at), partial=partial)
-
-    def _put_out(
-        self, arrived: ReceivedRecords, found: list[tuple[int, Any, Any]], collector: Collector
-    ) -> None:
-        indexes = [entry[0] for entry in found]
-        columns = {
-            **encode([entry[2] for entry in found], shared=True),
-            **encode_keys([entry[1] for entry in found], len(found)),
-        }
-        collector.collect(self._travel.from_origin(arrived.batch, indexes, columns))
+        self.failures.note(name, error, value, place, partial=partial)
 
     # ---- the barrier -----------------------------------------------------------------------------
 

@@ -18,10 +18,11 @@ from arroyo_dagster.dataflow.definition.windows import WindowDef
 from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.error_limit import StepCounts
+from arroyo_dagster.dataflow.runtime.failures import Failures
 from arroyo_dagster.dataflow.runtime.functions import Function, FunctionPlan, load
 from arroyo_dagster.dataflow.runtime.letters import letter_rows
 from arroyo_dagster.dataflow.runtime.record_batches import clock_in, epochs_in
-from arroyo_dagster.dataflow.runtime.steps import Failures, Step
+from arroyo_dagster.dataflow.runtime.steps import Transform
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.dataflow.storage.engine_tables import (
     LOG_CONFIG,
@@ -244,7 +245,7 @@ class ServiceOperator(Operator):
         *,
         partial: bool,
         keeps: bool = False,
-    ) -> list[Step]:
+    ) -> list[Transform]:
         """Load transforms.
 
         Args:
@@ -253,9 +254,10 @@ class ServiceOperator(Operator):
             partial: whether records may reach the first in parts; see `Letter`.
             keeps: whether each may change a state.
         """
-        steps: list[Step] = []
+        steps: list[Transform] = []
         for plan in plans:
-            steps.append(Step(self.function(plan, place), partial))
+            function = self.function(plan, place)
+            steps.append(Transform(function, place, self.failures, self.metrics, partial))
             partial = partial or keeps or plan.operator == "flat-map"
         return steps
 

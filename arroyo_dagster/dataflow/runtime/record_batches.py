@@ -8,21 +8,23 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
-from arroyo_dagster.dataflow.runtime.converters import json_bytes
+from arroyo_dagster.dataflow.runtime.records import (
+    RAW,
+    RAW_KEY,
+    OriginRows,
+    Records,
+    column,
+    raw_columns,
+)
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, FILE, SOURCE, epoch_column
-from arroyo_dagster.dataflow.runtime.steps import Place
-from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
 from arroyo_dagster.dataflow.storage.payloads import (
     PAYLOAD,
@@ -33,18 +35,15 @@ from arroyo_dagster.dataflow.storage.payloads import (
     decode_values,
     encode_frame,
     encode_values,
-    frame_of,
     no_values,
 )
-from arroyo_dagster.dataflow.storage.values import Key, native_key
+from arroyo_dagster.dataflow.storage.values import native_key
 
 TEXT_KEY, INT_KEY, BOOL_KEY, MARK = 0, 1, 2, 3
 """The kinds of a row's key. A row of kind MARK is not a record: it carries the watermark."""
 
 KIND, TEXT, KEY_TEXT, KEY_PICKLED = "_kind", "text", "key_text", "key_pickled"
 ORIGIN = ("partition", "offset", "timestamp", SOURCE)
-RAW, RAW_KEY = "_raw", "_raw_key"
-"""The raw value and key of the record that was read, for dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +93,35 @@ class Travel:
         arrays = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def from_origin(
-        self, origin: pa.RecordBatch, at: Sequence[int], columns: Mapping[str, pa.Array]
+    def rows(
+        self,
+        records: Records,
+        columns: Mapping[str, pa.Array] | None = None,
+        groups: Groups | None = None,
+        *,
+        shared: bool,
     ) -> pa.RecordBatch:
-        """Return a batch of new columns and the origin's position, source, epoch and clock columns.
+        """Return records as rows, with the position, source, epochs and clock of their origin.
 
         Args:
-            origin: the batch that the records were made from.
-            at: for each new row, the index of its row in `origin`.
-            columns: the new columns by name.
+            records: the records.
+            columns: further columns by name.
+            groups, shared: see `encode_values`.
         """
-        everything = isinstance(at, range) and len(at) == origin.num_rows
-        indexes = None if everything else pa.array(at, pa.int64())
+        if records.frame is not None and records.windows is None:
+            values = encode_rows(records.frame, groups)
+        else:
+            values = encode(records.values, groups, shared=shared)
+        keys = {} if self.keyed else encode_keys(records.keys, len(records))
+        origin, at = records.origin.batch, records.at
         names = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
         carried = {name: column(origin, name) for name in names}
         if self.raw is not None:
-            carried |= _raw_columns(origin)
-        if indexes is not None:
-            carried = {name: column.take(indexes) for name, column in carried.items()}
-        return self.batch({**carried, **columns})
+            carried |= raw_columns(origin)
+        if not (isinstance(at, range) and len(at) == origin.num_rows):
+            indexes = pa.array(at, pa.int64())
+            carried = {name: cells.take(indexes) for name, cells in carried.items()}
+        return self.batch({**carried, **values, **keys, **(columns or {})})
 
 
 def encode(
@@ -198,93 +207,38 @@ def decode_keys(batch: pa.RecordBatch) -> list[Any] | None:
     ]
 
 
-def column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column by its name."""
-    return batch.column(batch.schema.get_field_index(name))
+def received(batch: pa.RecordBatch, topics: Sequence[str]) -> Records:
+    """Return the keyed records of a batch that `Travel.rows` made, without their keys.
+
+    Args:
+        batch: the rows.
+        topics: the topics of the service, by the number in the rows.
+    """
+    frame = decode_frame(column(batch, PAYLOAD), column(batch, PLACE))
+    values = decode(batch) if frame is None else None
+    return Records(OriginRows(batch, topics), values, range(batch.num_rows), frame=frame)
 
 
-@dataclass
-class ReceivedRecords:
-    """A batch of keyed records as Python values; each column is decoded at its first use."""
+def state_keys(batch: pa.RecordBatch, texts: Sequence[str], key_type: ScalarType | None) -> Any:
+    """Return the keys of a partition in the states' key type, given their texts.
 
-    batch: pa.RecordBatch
-    topics: Sequence[str]
-    key_type: ScalarType | None
+    Without states (`key_type` is None), in the type that assign-key returned.
+    """
+    if key_type is ScalarType.STRING:
+        return texts
+    if key_type is not None:
+        return [native_key(text, key_type) for text in texts]
+    kinds = column(batch, KIND).to_pylist()
+    return [native_key(text, _KINDS[kind]) for text, kind in zip(texts, kinds, strict=True)]
 
-    @cached_property
-    def keys(self) -> list[str]:
-        """The text of each key."""
-        return column(self.batch, KEY).to_pylist()  # type: ignore[no-any-return]
 
-    @cached_property
-    def native_keys(self) -> Sequence[Key]:
-        """Each key in the states' key type; without states, in the type assign-key returned."""
-        declared = self.key_type
-        if declared is ScalarType.STRING:
-            return self.keys
-        if declared is not None:
-            return [native_key(text, declared) for text in self.keys]
-        kinds = column(self.batch, KIND).to_pylist()
-        return [native_key(text, _KINDS[kind]) for text, kind in zip(self.keys, kinds, strict=True)]
-
-    @cached_property
-    def values(self) -> list[Any]:
-        return decode(self.batch)
-
-    @cached_property
-    def _frame(self) -> pl.DataFrame | None:
-        return decode_frame(column(self.batch, PAYLOAD), column(self.batch, PLACE))
-
-    def columns(self, rows: slice | npt.NDArray[np.int64]) -> pl.DataFrame:
-        """Return some records as a frame. Errors as in `frame_of`."""
-        if self._frame is not None:
-            return self._frame[rows if isinstance(rows, slice) else rows.tolist()]
-        if isinstance(rows, slice):
-            return frame_of(self.values[rows])
-        return frame_of([self.values[row] for row in rows.tolist()])
-
-    @cached_property
-    def windows(self) -> list[Window]:
-        starts, ends = (column(self.batch, name).to_pylist() for name in (WINDOW_START, WINDOW_END))
-        return [Window(start, end) for start, end in zip(starts, ends, strict=True)]
-
-    def place(self, at: int) -> Place:
-        return place_in(self.batch, self.topics, at)
+def windows_in(batch: pa.RecordBatch) -> list[Window]:
+    """Return the window of each row."""
+    starts, ends = (column(batch, name).to_pylist() for name in (WINDOW_START, WINDOW_END))
+    return [Window(start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 _KINDS = {TEXT_KEY: ScalarType.STRING, INT_KEY: ScalarType.I64, BOOL_KEY: ScalarType.BOOL}
-
-
-def place_in(batch: pa.RecordBatch, topics: Sequence[str], at: int) -> Place:
-    """Return the position of a row's record in its topic; the record itself if rows carry it."""
-    source = column(batch, SOURCE)[at].as_py()
-    topic = topics[source] if 0 <= source < len(topics) else ""
-    partition, offset = (column(batch, name)[at].as_py() for name in ("partition", "offset"))
-    if FILE not in batch.schema.names:
-        return Place(topic, partition, offset)
-    raw = {name: values[at] for name, values in _raw_columns(batch).items()}
-    return Place(
-        topic,
-        partition,
-        offset,
-        file=raw[FILE].as_py(),
-        key=raw[RAW_KEY].as_py(),
-        record=_record_bytes(raw[RAW].as_py()),
-        time_ms=column(batch, "timestamp").cast(pa.int64())[at].as_py(),
-    )
-
-
-def _raw_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Return the raw columns of rows: as rows of the source have them, or as they were carried."""
-    is_source = RAW not in batch.schema.names
-    names = {RAW: VALUE, RAW_KEY: "key"} if is_source else {RAW: RAW, RAW_KEY: RAW_KEY}
-    return {name: column(batch, stored) for name, stored in {**names, FILE: FILE}.items()}
-
-
-def _record_bytes(value: Any) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
-    return value.encode() if isinstance(value, str) else json_bytes(value)
 
 
 def epochs_in(batch: pa.RecordBatch, owners: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
-from arroyo_dagster.dataflow.runtime.columnar import call_divided, called, column_result
+from arroyo_dagster.dataflow.runtime.columnar import column_result
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.event_time import EventTime
 from arroyo_dagster.dataflow.runtime.functions import Function
@@ -33,26 +33,14 @@ from arroyo_dagster.dataflow.runtime.record_batches import (
     TEXT_KEY,
     Travel,
     check_travels,
-    column,
     encode,
-    encode_keys,
-    encode_rows,
-    place_in,
 )
+from arroyo_dagster.dataflow.runtime.records import OriginRows, Records, column
 from arroyo_dagster.dataflow.runtime.service_source import CLOCK, IDLE, SOURCE, epoch_column
 from arroyo_dagster.dataflow.runtime.source_decoding import SourceDecoder, by_source
-from arroyo_dagster.dataflow.runtime.steps import (
-    Failures,
-    Place,
-    Records,
-    Step,
-    call_each,
-    has_result,
-    no_results,
-    run_steps,
-)
+from arroyo_dagster.dataflow.runtime.steps import FAILED, Step, Transform, call_each
 from arroyo_dagster.dataflow.storage.columns import KEY, WINDOW_END, WINDOW_START
-from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG, Metrics
+from arroyo_dagster.dataflow.storage.engine_tables import WATERMARK_CONFIG, WINDOWS_CONFIG
 from arroyo_dagster.dataflow.storage.payloads import Groups
 from arroyo_dagster.dataflow.storage.values import Key, check_of, key_for, key_text
 from arroyo_dagster.engine.operators import Collector, OperatorContext
@@ -94,16 +82,16 @@ class RecordsOperator(ServiceOperator):
             plan.window_transforms, self._place, partial=plan.partial_in_windows
         )
         self._has_steps = any((*self._source_steps, self._steps, self._window_steps))
-        timestamp, partition = plan.assign_timestamp, plan.partition
-        self._timestamp = None if timestamp is None else self.function(timestamp, self._place)
-        self._assign_key = (
-            None if partition is None else self.function(partition.assign_key, self._place)
-        )
-        self._keys_of = (
-            None
-            if self._assign_key is None
-            else KeyAssigner(self._assign_key, plan, self.failures, self.metrics, self._enter)
-        )
+        common = (self._place, self.failures, self.metrics)
+        self._timestamp: AssignTimestamp | None = None
+        if plan.assign_timestamp is not None:
+            function = self.function(plan.assign_timestamp, self._place)
+            self._timestamp = AssignTimestamp(function, *common, plan.partial_before_window)
+        self._assign_key: AssignKey | None = None
+        if plan.partition is not None:
+            function = self.function(plan.partition.assign_key, self._place)
+            self._assign_key = AssignKey(function, *common, plan.partial_before_key)
+            self._assign_key.key_types = plan.key_types
         self._event_time = None if plan.window is None else EventTime(plan.window, ctx)
         self._decoders = [
             SourceDecoder(
@@ -112,12 +100,12 @@ class RecordsOperator(ServiceOperator):
             for topic, source_steps in zip(plan.sources, self._source_steps, strict=True)
         ]
 
-    def _takes_columns(self, source_steps: Sequence[Step]) -> bool:
+    def _takes_columns(self, source_steps: Sequence[Transform]) -> bool:
         """Return whether the first function that gets a source's records takes columns."""
         forms = [step.function.form for step in (*source_steps, *self._steps, *self._window_steps)]
         update = None if self.plan.partition is None else self.plan.partition.update_state
         if self._assign_key is not None:
-            forms.append(self._assign_key.form)
+            forms.append(self._assign_key.function.form)
         if update is not None:
             forms.append(update.form)
         return self._event_time is None and any(forms[:1])
@@ -169,128 +157,55 @@ class RecordsOperator(ServiceOperator):
         parsed: pl.DataFrame | None,
         collector: Collector,
     ) -> None:
-        def place(at: int) -> Place:
-            return place_in(batch, self.plan.topics, at)
-
-        records = self._decoders[source].records(batch, parsed, place)
-        for steps in (self._source_steps[source], self._steps):
-            records = run_steps(steps, records, self.failures, self.metrics, place)
-        enter = None
+        records = self._decoders[source].records(OriginRows(batch, self.plan.topics), parsed)
+        for step in (*self._source_steps[source], *self._steps):
+            records = step.run(records)
         if self._event_time is not None:
-            records = self._windowed(self._event_time, batch, records, place)
-            enter = self._enter
-        records = run_steps(self._window_steps, records, self.failures, self.metrics, place, enter)
+            records = self._windowed(self._event_time, records)
+        for step in self._window_steps:
+            records = step.run(records)
         if len(records):
-            self._put_out(batch, records, place, collector)
+            self._put_out(records, collector)
 
-    def _enter(self, windows: tuple[Window, ...]) -> None:
-        self._place.window = windows[0]
-
-    # ---- windows ---------------------------------------------------------------------------------
-
-    def _windowed(
-        self,
-        event_time: EventTime,
-        batch: pa.RecordBatch,
-        records: Records,
-        place: Callable[[int], Place],
-    ) -> Records:
+    def _windowed(self, event_time: EventTime, records: Records) -> Records:
         """Return the records that a window accepts, with their windows; each record advances the
         watermark.
         """
-        kept: list[int] = []
-        windows: list[tuple[Window, ...]] = []
-        failed = 0
-        if self._timestamp is not None:
-            begin_step(self._timestamp.plan.name)
-        for index, given_time in enumerate(self._given_times(batch, records)):
-            try:
-                time = self._event_time_of(records, index, given_time)
-            except Exception as error:
-                failed += 1
-                assert self._timestamp is not None
-                self.failures.note(
-                    self._timestamp.plan.name,
-                    error,
-                    records.values[index],
-                    place(records.at[index]),
-                    partial=self.plan.partial_before_window,
-                )
-                continue
-            accepted = event_time.accept(time)
-            if accepted:
-                kept.append(index)
-                windows.append(accepted)
-        if self._timestamp is not None:
-            self.metrics.count(self._timestamp.plan.name, succeeded=len(records) - failed)
-        late = len(records) - failed - len(kept)
+        times = column(records.origin.batch, "timestamp").cast(pa.int64()).to_pylist()
+        given = [self.now_ms if times[at] is None else times[at] for at in records.at]
+        timed = given if self._timestamp is None else self._timestamp.run(records, given)
+        accepted = [() if time is FAILED else event_time.accept(time) for time in timed]
+        kept = [index for index, windows in enumerate(accepted) if windows]
+        late = len(accepted) - len(kept) - timed.count(FAILED)
         self.metrics.count("window", succeeded=len(kept), dropped_late=late)
-        keys = None if records.keys is None else [records.keys[index] for index in kept]
-        windowed = records.taken(kept, [records.values[index] for index in kept], keys)
-        windowed.windows = windows
+        windowed = records.picked(kept)
+        windowed.windows = [accepted[index] for index in kept]
         return windowed
-
-    def _given_times(self, batch: pa.RecordBatch, records: Records) -> list[int]:
-        """Return the timestamp of each record; without one, the engine's clock."""
-        times = column(batch, "timestamp").cast(pa.int64()).to_pylist()
-        return [self.now_ms if times[index] is None else times[index] for index in records.at]
-
-    def _event_time_of(self, records: Records, at: int, given: int) -> int:
-        function, value = self._timestamp, records.values[at]
-        assert function is not None
-        key = None if records.keys is None else records.keys[at]
-        time = (
-            function.body(key, value, given)
-            if function.takes_key
-            else (function.body(value, given))
-        )
-        try:
-            return _I64(time)  # type: ignore[no-any-return]
-        except ValueError:
-            raise OperatorResultError(
-                f"assign-timestamp `{function.plan.name}` returned {time!r:.80}; expected epoch "
-                "milliseconds, a signed 64-bit int",
-                number="E29",
-                path=function.plan.path,
-            ) from None
 
     # ---- putting out -----------------------------------------------------------------------------
 
-    def _put_out(
-        self,
-        batch: pa.RecordBatch,
-        records: Records,
-        place: Callable[[int], Place],
-        collector: Collector,
-    ) -> None:
+    def _put_out(self, records: Records, collector: Collector) -> None:
+        records = self._that_travel(records)
+        shared = self.plan.partial_before_key
         if not self.travel.keyed:
-            records = self._that_travel(records, place)
-            shared = self.plan.partial_before_key
-            columns = {
-                **self._encoded(records, None, shared=shared),
-                **encode_keys(records.keys, len(records)),
-            }
-            collector.collect(self.travel.from_origin(batch, records.at, columns))
+            collector.collect(self.travel.rows(records, shared=shared))
             return
-        texts, kinds, records = self._keyed(records, place)
+        if self._assign_key is None:  # a window without a partition has one key
+            rows = len(records)
+            texts, kinds = pa.array([""] * rows, pa.string()), _kind(TEXT_KEY, rows)
+        else:
+            texts, kinds, records = self._assign_key.run(records)
         if not len(records):
             return
         records, repeated = _one_a_window(records)
         if repeated is not None:
             texts, kinds = texts.take(repeated), kinds.take(repeated)
-        groups = self._subtasks_of(texts)
-        columns = self._encoded(records, groups, shared=self.plan.partial_before_key)
-        columns[KEY], columns[KIND] = texts, kinds
+        columns = {KEY: texts, KIND: kinds}
         if records.windows is not None:
             for name, part in ((WINDOW_START, 0), (WINDOW_END, 1)):
                 columns[name] = pa.array([entry[0][part] for entry in records.windows], pa.int64())
-        collector.collect(self.travel.from_origin(batch, records.at, columns))
-
-    @staticmethod
-    def _encoded(records: Records, groups: Groups | None, *, shared: bool) -> dict[str, pa.Array]:
-        if records.frame is not None and records.windows is None:
-            return encode_rows(records.frame, groups)
-        return encode(records.values, groups, shared=shared)
+        groups = self._subtasks_of(texts)
+        collector.collect(self.travel.rows(records, columns, groups, shared=shared))
 
     def _subtasks_of(self, keys: pa.Array) -> Groups | None:
         """Return the subtask of the states that each key is routed to; None = there is one."""
@@ -299,7 +214,7 @@ class RecordsOperator(ServiceOperator):
         hashes = key_hashes([keys], rows=len(keys))
         return subtasks_for_hashes(hashes, self._parallelism).astype(np.int64)
 
-    def _that_travel(self, records: Records, place: Callable[[int], Place]) -> Records:
+    def _that_travel(self, records: Records) -> Records:
         """Return the records that can be sent on; report the others as failures."""
         if (
             records.frame is not None
@@ -310,150 +225,92 @@ class RecordsOperator(ServiceOperator):
         with contextlib.suppress(Exception):
             pickle.dumps(records.values, protocol=5)
             return records
-        kept: list[int] = []
         steps = [*self._window_steps, *self._steps]
         name = steps[-1].name if steps else "records"
-        for index, value in enumerate(records.values):
-            try:
-                check_travels(value)
-                kept.append(index)
-            except OperatorResultError as error:
-                partial = self.plan.partial_before_key
-                self.failures.note(name, error, value, place(records.at[index]), partial=partial)
-        if len(kept) == len(records):
-            return records
-        keys = None if records.keys is None else [records.keys[index] for index in kept]
-        return records.taken(kept, [records.values[index] for index in kept], keys)
 
-    def _keyed(
-        self, records: Records, place: Callable[[int], Place]
-    ) -> tuple[pa.Array, pa.Array, Records]:
-        """Return each record's key as text, its kind, and the records that have a key."""
-        records = self._that_travel(records, place)
-        if self._assign_key is None:  # a window without a partition has one key
-            rows = len(records)
-            return pa.array([""] * rows, pa.string()), _kind(TEXT_KEY, rows), records
-        assert self._keys_of is not None
-        return self._keys_of.assign(records, place)
+        def fail(index: int, error: Exception) -> None:
+            value, place = records.values[index], records.place(index)
+            self.failures.note(name, error, value, place, partial=self.plan.partial_before_key)
+
+        results, _ = call_each(check_travels, [records.values], fail)
+        return records.picked([at for at, result in enumerate(results) if result is not FAILED])
 
 
-class KeyAssigner:
-    """Calls assign-key with records, and converts what it returns to keys of the states.
+class AssignTimestamp(Step):
+    """The event time of each record."""
 
-    Args:
-        function: assign-key.
-        plan: the plan of the service.
-        failures: receives the records without a key.
-        metrics: counts the others.
-        enter: called with the windows of each record before the function is.
+    __slots__ = ()
+
+    def run(self, records: Records, given: Sequence[int]) -> list[Any]:
+        """Return the time of each record, or `FAILED`; `given`: the times that they came with."""
+        begin_step(self.name)
+        keyed = self.function.takes_key
+        times, failed = self.each(self._time_of, records, given, keyed=keyed)
+        self.metrics.count(self.name, succeeded=len(records) - failed)
+        return times
+
+    def _time_of(self, *arguments: Any) -> int:
+        time = self.function.body(*arguments)
+        try:
+            return _I64(time)  # type: ignore[no-any-return]
+        except ValueError:
+            raise OperatorResultError(
+                f"assign-timestamp `{self.name}` returned {time!r:.80}; expected epoch "
+                "milliseconds, a signed 64-bit int",
+                number="E29",
+                path=self.function.plan.path,
+            ) from None
+
+
+class AssignKey(Step):
+    """The key of each record: what assign-key returns, as a key of the states.
+
+    Attributes:
+        key_types: the key types of the states.
     """
 
-    def __init__(
-        self,
-        function: Function,
-        plan: ServicePlan,
-        failures: Failures,
-        metrics: Metrics,
-        enter: Callable[[tuple[Window, ...]], None],
-    ) -> None:
-        self._function = function
-        self._key_types = plan.key_types
-        self._partial = plan.partial_before_key
-        self._failures = failures
-        self._metrics = metrics
-        self._enter = enter
+    key_types: tuple[ScalarType, ...] = ()
 
-    def assign(
-        self, records: Records, place: Callable[[int], Place]
-    ) -> tuple[pa.Array, pa.Array, Records]:
+    def run(self, records: Records) -> tuple[pa.Array, pa.Array, Records]:
         """Return each record's key as text, its kind, and the records that have a key."""
-        function = self._function
-        begin_step(function.plan.name)
+        function = self.function
+        begin_step(self.name)
         if function.form:
-            keys: Any = self._assigned_columns(records, place)
+            keys: Any = self._columns(records)
         else:
-            keys = self._assigned(records, place)
-        if isinstance(keys, pl.Series):
-            if self._key_types in ((), (ScalarType.STRING,)) and keys.dtype == pl.String:
-                self._metrics.count(function.plan.name, succeeded=len(keys))
-                text = keys.to_arrow().cast(pa.string())
-                return text, _kind(TEXT_KEY, len(keys)), records
-            keys = keys.to_list()
-        if self._key_types in ((), (ScalarType.STRING,)):
+            keys, _ = self.each(function.body, records, keyed=function.takes_key)
+        if self.key_types in ((), (ScalarType.STRING,)):
             all_texts = _texts(keys)
             if all_texts is not None:
-                self._metrics.count(function.plan.name, succeeded=len(keys))
+                self.metrics.count(self.name, succeeded=len(keys))
                 return all_texts, _kind(TEXT_KEY, len(keys)), records
         texts: list[str] = []
         kinds: list[int] = []
         kept: list[int] = []
         for index, key in enumerate(keys):
-            if not has_result(key):
+            if key is FAILED:
                 continue
             try:
-                text, kind = _key_of(function, key, self._key_types)
+                text, kind = _key_of(function, key, self.key_types)
             except Exception as error:
-                self._no_key(error, records, index, place)
+                self.fail(records, index, error)
                 continue
             texts.append(text)
             kinds.append(kind)
             kept.append(index)
-        self._metrics.count(function.plan.name, succeeded=len(kept))
+        self.metrics.count(self.name, succeeded=len(kept))
         assigned = records.chosen(kept)
         return pa.array(texts, pa.string()), pa.array(kinds, pa.int8()), assigned
 
-    def _assigned(self, records: Records, place: Callable[[int], Place]) -> list[Any]:
-        def fail(at: int, error: Exception) -> None:
-            self._no_key(error, records, at, place)
-
-        function = self._function
-        if not function.takes_key and records.windows is None:
-            return call_each(function.body, records.values, fail)[0]
-        return call_each(lambda at: self._assign_one(records, at), range(len(records)), fail)[0]
-
-    def _assigned_columns(
-        self, records: Records, place: Callable[[int], Place]
-    ) -> pl.Series | list[Any]:
-        """Return the key of each record, or the marker of a failure, of a columnar assign-key."""
-
-        def call(start: int, stop: int) -> pl.Series:
-            result = called(self._function, records.columns(start, stop))
-            return column_result(self._function, result, stop - start)
-
-        def fail(at: int, error: Exception) -> None:
-            self._no_key(error, records, at, place)
-
-        results = call_divided(len(records), call, fail)
-        if len(results) == 1 and results[0][:2] == (0, len(records)):
-            return results[0][2]
-        keys = no_results(len(records))
-        for start, stop, series in results:
+    def _columns(self, records: Records) -> pl.Series | list[Any]:
+        """Return the key of each record, or `FAILED`, of a columnar assign-key."""
+        parts, failed = self.divided(records, column_result)
+        if len(parts) == 1 and not failed:
+            return parts[0][2]
+        keys = [FAILED] * len(records)
+        for start, stop, series in parts:
             keys[start:stop] = series.to_list()
         return keys
-
-    def _no_key(
-        self,
-        error: Exception,
-        records: Records,
-        at: int,
-        place: Callable[[int], Place],
-    ) -> None:
-        self._failures.note(
-            self._function.plan.name,
-            error,
-            records.values[at],
-            place(records.at[at]),
-            partial=self._partial,
-        )
-
-    def _assign_one(self, records: Records, at: int) -> Any:
-        function = self._function
-        if records.windows is not None:
-            self._enter(records.windows[at])
-        if not function.takes_key:
-            return function.body(records.values[at])
-        key = None if records.keys is None else records.keys[at]
-        return function.body(key, records.values[at])
 
 
 _I64 = check_of(ScalarType.I64)
@@ -543,8 +400,10 @@ def _key_of(function: Function, key: Any, key_types: Sequence[ScalarType]) -> tu
     return text, kind
 
 
-def _texts(keys: Sequence[Any]) -> pa.Array | None:
+def _texts(keys: Sequence[Any] | pl.Series) -> pa.Array | None:
     """Return text keys as an array; None if one is not text, or not valid Unicode."""
+    if isinstance(keys, pl.Series):
+        return keys.to_arrow().cast(pa.string()) if keys.dtype == pl.String else None
     if set(map(type, keys)) != {str}:
         return None
     try:
@@ -567,6 +426,7 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
         return records, None
     repeated = [index for index, windows in enumerate(records.windows) for _ in windows]
     repeated_records = Records(
+        records.origin,
         [records.values[index] for index in repeated],
         [records.at[index] for index in repeated],
         None,

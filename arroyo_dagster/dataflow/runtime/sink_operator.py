@@ -5,15 +5,16 @@ Source: sdf-states.md 3.1, 6.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from arroyo_dagster.dataflow.runtime.context import collected_later
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan, TopicPlan
-from arroyo_dagster.dataflow.runtime.record_batches import column, decode, decode_keys, place_in
-from arroyo_dagster.dataflow.runtime.steps import Place, Records, run_steps
+from arroyo_dagster.dataflow.runtime.record_batches import decode, decode_keys
+from arroyo_dagster.dataflow.runtime.records import OriginRows, Records, column
+from arroyo_dagster.dataflow.runtime.steps import FAILED, call_each
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
 from arroyo_dagster.engine.operators import Collector, OperatorContext
 
@@ -45,39 +46,34 @@ class DeliverOperator(ServiceOperator):
         """Convert and emit the records of a batch."""
         self.see(batch, ctx)
 
-        def place(at: int) -> Place:
-            return place_in(batch, self.plan.topics, at)
-
-        records = Records(decode(batch), range(batch.num_rows), decode_keys(batch))
+        origin = OriginRows(batch, self.plan.topics)
+        records = Records(origin, decode(batch), range(batch.num_rows), decode_keys(batch))
         with self._place.entered(), collected_later():
-            records = run_steps(self._steps, records, self.failures, self.metrics, place)
-        rows = self._written(records, place)
+            for step in self._steps:
+                records = step.run(records)
+        name = f"sink {self._topic.name}"
+
+        def fail(index: int, error: Exception) -> None:
+            value, place = records.values[index], records.place(index)
+            self.failures.note(name, error, value, place, topic=True, partial=self._partial)
+
+        keys = repeat(None) if records.keys is None else records.keys
+        results, failed = call_each(self._written, [keys, records.values], fail)
+        self.metrics.count(name, succeeded=len(records) - failed)
+        rows = [
+            (at, *pair) for at, pair in zip(records.at, results, strict=True) if pair is not FAILED
+        ]
         if rows:
-            indexes = pa.array([row[0] for row in rows], pa.int64())
+            indexes, written_keys, values = zip(*rows, strict=True)
             columns = [
-                pa.array([row[1] for row in rows], pa.binary()),
-                pa.array([row[2] for row in rows], pa.binary()),
-                column(batch, "timestamp").take(indexes),
+                pa.array(written_keys, pa.binary()),
+                pa.array(values, pa.binary()),
+                column(batch, "timestamp").take(pa.array(indexes, pa.int64())),
             ]
             collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
 
-    def _written(
-        self, records: Records, place: Callable[[int], Place]
-    ) -> list[tuple[int, bytes | None, bytes]]:
-        """Return for each record its index in the batch, and its key and value as bytes."""
-        name = f"sink {self._topic.name}"
-        rows: list[tuple[int, bytes | None, bytes]] = []
-        for index, value in enumerate(records.values):
-            key: Any = None if records.keys is None else records.keys[index]
-            try:
-                written = None if key is None else self._write_key(key)
-                rows.append((records.at[index], written, self._write(value)))
-            except Exception as error:
-                self.failures.note(
-                    name, error, value, place(records.at[index]), topic=True, partial=self._partial
-                )
-        self.metrics.count(name, succeeded=len(rows))
-        return rows
+    def _written(self, key: Any, value: Any) -> tuple[bytes | None, bytes]:
+        return (None if key is None else self._write_key(key)), self._write(value)
 
     def handle_checkpoint(self, ctx: OperatorContext, collector: Collector) -> None:
         """Write the metrics of the epoch."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pj
 
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records
+from arroyo_dagster.dataflow.definition.types import CompositeType, ScalarType
+from arroyo_dagster.dataflow.runtime.converters import Converter
+from arroyo_dagster.dataflow.runtime.failures import Failures
 from arroyo_dagster.dataflow.runtime.operators import TopicPlan
-from arroyo_dagster.dataflow.runtime.record_batches import column
+from arroyo_dagster.dataflow.runtime.records import OriginRows, Records, column
 from arroyo_dagster.dataflow.runtime.service_source import SOURCE
-from arroyo_dagster.dataflow.runtime.steps import Failures, Place, Records
 from arroyo_dagster.dataflow.storage.boundary import VALUE
 from arroyo_dagster.dataflow.storage.engine_tables import Metrics
 from arroyo_dagster.dataflow.storage.payloads import SCALAR
+from arroyo_dagster.dataflow.storage.values import arrow_type
+
+_TOGETHER = 1000
+"""How many records are decoded at once: few enough for the caches of the processor."""
 
 
 def by_source(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -45,7 +52,7 @@ class SourceDecoder:
     ) -> None:
         converter = topic.converter
         self._topic, self._failures, self._metrics = topic, failures, metrics
-        self._read, self._read_arrow = converter.reader(), converter.arrow_reader()
+        self._read, self._read_all = converter.reader(), converter.batch_reader()
         self._read_key = converter.key_reader()
         self._in_columns = in_columns
         parses = in_columns or reads_records(converter)
@@ -67,60 +74,54 @@ class SourceDecoder:
             return frame
         return None
 
-    def records(
-        self, batch: pa.RecordBatch, parsed: pl.DataFrame | None, place: Callable[[int], Place]
-    ) -> Records:
+    def records(self, origin: OriginRows, parsed: pl.DataFrame | None) -> Records:
         """Return the records of a batch that decode.
 
         Args:
-            batch: rows of the source.
+            origin: the rows of the source.
             parsed: what `parse` returned for them.
-            place: returns the position in its topic of the record at an index of the batch.
         """
-        count, name = batch.num_rows, self._topic.name
-        if parsed is not None:
-            self._metrics.count(name, succeeded=count)
-            return Records(None, range(count), self._keys(batch), frame=parsed)
-        values, bad = self._values(batch)
+        batch, name = origin.batch, self._topic.name
+        count = batch.num_rows
+        keys = self._keys(batch)
+        values, bad = (None, {}) if parsed is not None else self._values(batch)
         for index, error in bad.items():
             raw = column(batch, VALUE)[index].as_py()
-            self._failures.note(name, error, raw, place(index), topic=True)
-        keys = self._keys(batch)
+            self._failures.note(name, error, raw, origin.place(index), topic=True)
         self._metrics.count(name, succeeded=count - len(bad))
-        records = Records(values, range(count), keys)
-        if not bad:
-            return records
-        kept = [index for index in range(count) if index not in bad]
-        some_keys = None if keys is None else [keys[index] for index in kept]
-        return records.taken(kept, [values[index] for index in kept], some_keys)
+        records = Records(origin, values, range(count), keys, frame=parsed)
+        return records.chosen([at for at in range(count) if at not in bad]) if bad else records
 
     def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
         """Return the value of each record, and the errors of those that do not decode, by index."""
         raw, converter = column(batch, VALUE), self._topic.converter
         is_binary = pa.types.is_binary(raw.type)
-        read = self._read if is_binary else self._read_arrow
+        read, read_all = (
+            (self._read, self._read_all)
+            if is_binary
+            else (converter.arrow_reader(), converter.arrow_batch_reader())
+        )
         if is_binary and (converter.is_text or converter.name == "json"):
             raw, plain = _as_text(raw)
             if plain and converter.is_text and not raw.null_count:
                 return raw.to_pylist(), {}
-        if is_binary and raw.null_count:
-
-            def refusing(one: Any) -> Any:
-                if one is None:
-                    raise ValueError("the record has no value")
-                return read(one)
-
-            read = refusing
         values: list[Any] = []
         bad: dict[int, Exception] = {}
-        rest = map(read, raw.to_pylist())
-        while True:
-            try:
-                values.extend(rest)  # keeps what was read before an error
-                return values, bad
-            except ValueError as error:
-                bad[len(values)] = error
-                values.append(None)
+        for start in range(0, len(raw), _TOGETHER):
+            records = raw[start : start + _TOGETHER].to_pylist()
+            if None not in records:
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # not as usual
+                    values.extend(read_all(records))
+                    continue
+            for record in records:
+                try:
+                    if is_binary and record is None:
+                        raise ValueError("the record has no value")
+                    values.append(read(record))
+                except ValueError as error:
+                    bad[len(values)] = error
+                    values.append(None)
+        return values, bad
 
     def _keys(self, batch: pa.RecordBatch) -> list[Any] | None:
         keys = column(batch, "key")
@@ -140,3 +141,106 @@ def _as_text(raw: pa.Array) -> tuple[pa.Array, bool]:
         return raw.cast(pa.string()), True
     except pa.ArrowInvalid:
         return raw, False
+
+
+# ---- JSON as columns -----------------------------------------------------------------------------
+# The result is that of decoding each record. Whatever is doubtful (a record that does not decode, a
+# member that is missing, a number that is not finite) gives None: the records are then decoded one
+# by one, and each that fails is reported.
+
+ReadColumns = Callable[[pa.Array], pl.DataFrame | None]
+_BLOCK_BYTES = 1 << 20
+
+
+def column_reader(converter: Converter) -> ReadColumns | None:
+    """Return a function that decodes raw values (binary) as columns; None = the type has none.
+
+    The type must be an object of scalars. Columns have the names of its members.
+    """
+    declared = converter.resolved(converter.type)
+    if converter.name != "json" or not isinstance(declared, CompositeType):
+        return None
+    if declared.kind != "object" or not declared.members:
+        return None
+    members: dict[str, tuple[str, ScalarType, bool]] = {}
+    for member in declared.members:
+        scalar = converter.resolved(member.type)
+        if not isinstance(scalar, ScalarType) or scalar is ScalarType.TIMESTAMP:
+            return None
+        members[member.name] = (converter.name_in_json(member), scalar, member.optional)
+    # A double is read for an f32, too, so that it is rounded as it is elsewhere.
+    kinds = {
+        written: pa.float64() if scalar is ScalarType.F32 else arrow_type(scalar)
+        for written, scalar, _ in members.values()
+    }
+    if len(kinds) < len(members):
+        return None
+    parse = pj.ParseOptions(
+        explicit_schema=pa.schema(list(kinds.items())), unexpected_field_behavior="ignore"
+    )
+
+    def read(raw: pa.Array) -> pl.DataFrame | None:
+        table = _parsed(raw, parse)
+        if table is None:
+            return None
+        columns: dict[str, pa.ChunkedArray] = {}
+        for name, (written, scalar, optional) in members.items():
+            column = table.column(written)
+            if column.null_count and not optional:
+                return None
+            if pa.types.is_floating(column.type):
+                if scalar is ScalarType.F32:
+                    column = column.cast(pa.float32(), safe=False).cast(pa.float64())
+                if not pc.all(pc.is_finite(column.drop_null())).as_py():
+                    return None
+                column = pc.add(column, 0.0)  # -0 is an int of JSON, and so 0
+            columns[name] = column
+        return cast(pl.DataFrame, pl.from_arrow(pa.table(columns)))
+
+    return read
+
+
+def reads_records(converter: Converter) -> bool:
+    """Return whether records made of what `column_reader` reads, without nulls, are what the
+    converter gives: the type is an object of text, bools and whole numbers.
+    """
+    declared = converter.resolved(converter.type)
+    if column_reader(converter) is None or not isinstance(declared, CompositeType):
+        return False
+    scalars = [converter.resolved(member.type) for member in declared.members]
+    return all(isinstance(scalar, ScalarType) and scalar in _AS_READ for scalar in scalars)
+
+
+_AS_READ = {
+    scalar
+    for scalar in ScalarType
+    if scalar in (ScalarType.STRING, ScalarType.BOOL) or scalar.is_integer
+}
+"""The types whose values in Python are the same whoever decodes them."""
+
+
+def _parsed(raw: pa.Array, parse: pj.ParseOptions) -> pa.Table | None:
+    if not len(raw) or raw.null_count or not _are_objects(raw):
+        return None
+    whole = pa.ListArray.from_arrays(pa.array([0, len(raw)], pa.int32()), raw)
+    data = pc.binary_join(whole, b"\n")[0].as_buffer()
+    # A record that is longer than a block would be refused.
+    longest = pc.max(pc.binary_length(raw)).as_py() + 1
+    options = pj.ReadOptions(block_size=max(_BLOCK_BYTES, longest))
+    try:
+        table = pj.read_json(pa.BufferReader(data), options, parse)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    return table if table.num_rows == len(raw) else None
+
+
+def _are_objects(raw: pa.Array) -> bool:
+    """Return whether each value begins and ends with a brace.
+
+    Then no value ends in another's line, so that as many rows as values are one of each. And the
+    parser ends the process at a `null` that is not in an object.
+    """
+    first = pc.binary_slice(raw, 0, 1)
+    last = pc.binary_slice(raw, -1)
+    braces = pc.and_(pc.equal(first, b"{"), pc.equal(last, b"}"))
+    return bool(pc.all(braces).as_py())

@@ -9,11 +9,11 @@ pickling its values. This is safe: both ends are subtasks of one job, and the da
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
+import itertools
 import marshal
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -141,7 +141,7 @@ def _values_in(data: memoryview) -> list[Any]:
 
     kind, rest = data[:1], data[1:]
     if kind == _COLUMNS:
-        return records_of(_frame_in(data))
+        return [*records_of(_frame_in(data))]
     values = marshal.loads(rest) if kind == _PLAIN_RECORDS else pickle.loads(rest)
     if kind in (_RECORDS, _PLAIN_RECORDS):
         return [*map(Record, values)]
@@ -169,31 +169,17 @@ SCALAR = "_value"
 """The only column of a frame of records that are not objects."""
 
 
-def records_of(frame: pl.DataFrame) -> list[Any]:
-    """Return the rows of a frame as records: objects, or scalars if `_value` is its only column."""
-    from arroyo_dagster.dataflow.runtime.record import as_record
+def records_of(frame: pl.DataFrame) -> Iterator[Any]:
+    """Yield the rows of a frame as records: objects, or scalars if `_value` is its only column."""
+    from arroyo_dagster.dataflow.runtime.record import Record, as_record
 
     if frame.columns == [SCALAR]:
-        return frame[SCALAR].to_list()
+        return iter(frame[SCALAR].to_list())
     if not frame.width or any(kind.is_nested() or kind == pl.Object for kind in frame.dtypes):
-        return [as_record(row) for row in frame.iter_rows(named=True)]
-    return _maker(tuple(frame.columns))([column.to_list() for column in frame])
-
-
-@functools.lru_cache(maxsize=256)
-def _maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[Any]]:
-    """Return a function that makes records of columns without objects and lists."""
-    from arroyo_dagster.dataflow.runtime.record import Record
-
-    variables = [f"m{at}" for at in range(len(names))]
-    members = ", ".join(f"{name!r}: {m}" for name, m in zip(names, variables, strict=True))
-    scope: dict[str, Any] = {"Record": Record, "__name__": __name__}
-    exec(  # one expression without calls by name: it runs for every record
-        f"def make(columns):\n"
-        f"    return [Record({{{members}}}) for {', '.join(variables)}, in zip(*columns)]",
-        scope,
-    )
-    return cast(Callable[[list[list[Any]]], list[Any]], scope["make"])
+        return map(as_record, frame.iter_rows(named=True))
+    # Iterators of C alone: this is done for every record.
+    rows = zip(*(column.to_list() for column in frame), strict=True)
+    return map(Record, map(zip, itertools.repeat(frame.columns), rows))
 
 
 def frame_of(values: Sequence[Any]) -> pl.DataFrame:

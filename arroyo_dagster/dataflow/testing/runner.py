@@ -42,7 +42,7 @@ from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocatio
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from arroyo_dagster.dataflow.runtime.functions import Function, FunctionBody, FunctionPlan, load
 from arroyo_dagster.dataflow.runtime.handles import Slot, slot_for
-from arroyo_dagster.dataflow.runtime.steps import Step
+from arroyo_dagster.dataflow.runtime.steps import OUTCOMES
 from arroyo_dagster.dataflow.storage.columns import KEY
 from arroyo_dagster.dataflow.storage.payloads import frame_of, records_of
 from arroyo_dagster.dataflow.storage.state_tables import rows_of
@@ -277,8 +277,7 @@ class Trial:
                 )
             return None
         if operator in ("map", "filter", "filter-map", "flat-map"):
-            step = Step(loaded)
-            step.outcome(loaded, arguments[-1], result)  # raises if a run would count a failure
+            OUTCOMES[operator](loaded, arguments[-1], result)  # raises if a run counts a failure
         if operator in ("filter", "assign-key", "assign-timestamp") or result is None:
             return result
         write = _writer(function.output, self._types, pair=loaded.gives_pair)
@@ -340,7 +339,7 @@ def _call_columns(function: Function, records: list[Any]) -> list[Any]:
         return list(mask_result(function, result, len(records)).tolist())
     if function.plan.operator == "assign-key":
         return column_result(function, result, len(records)).to_list()
-    return records_of(rows_result(function, result, len(records)))
+    return [*records_of(rows_result(function, result, len(records)))]
 
 
 def _reader(declared: Parameter | None, types: Scope) -> Callable[[Any], Any]:

@@ -20,7 +20,7 @@ from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.runtime.columnar import call_divided
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.json_columns import column_reader, reads_records
+from arroyo_dagster.dataflow.runtime.source_decoding import column_reader, reads_records
 from arroyo_dagster.dataflow.storage.payloads import (
     PAYLOAD,
     PLACE,
@@ -424,7 +424,7 @@ def test_records_that_are_decoded_together_are_what_the_converter_gives(lines: l
     raw = [line.encode("utf-8", "surrogatepass") for line in lines]
     frame = read(pa.array(raw, pa.binary()))
     if frame is not None and not any(one.null_count() for one in frame):
-        found = records_of(frame)
+        found = [*records_of(frame)]
         expected = [each(one) for one in raw]
         assert [repr(one) for one in found] == [repr(one) for one in expected]
         assert [type(one) for one in found] == [type(one) for one in expected]
@@ -471,4 +471,4 @@ def test_columns_of_every_type_travel(groups: Groups | None) -> None:
         assert found is not None
         assert found.schema == frame.schema
         assert found.equals(frame)
-        assert decode_values(columns[PAYLOAD], columns[PLACE]) == records_of(frame)
+        assert decode_values(columns[PAYLOAD], columns[PLACE]) == [*records_of(frame)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from typing import Any
-from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from arroyo_dagster.dataflow.definition.definition import Dataflow
 from arroyo_dagster.dataflow.definition.reading import parse_document
 from arroyo_dagster.dataflow.definition.types import Scope
-from arroyo_dagster.dataflow.runtime import converters
 from arroyo_dagster.dataflow.runtime.converters import Converter
 from tests.dataflows import builder, definition
 
@@ -204,25 +202,33 @@ usual_objects = st.fixed_dictionaries(
 members = st.sampled_from(["text", "at", "small", "on", "note", "share", "stops"])
 
 
-@given(
-    usual_objects,
-    st.dictionaries(members, odd_values, max_size=2),
-    st.sets(members, max_size=1),
-    st.sampled_from(["{}", " {} ", "{}x", "{},{{}}"]),
-)
-def test_the_fast_path_of_objects_gives_what_the_general_one_gives(
-    value: dict[str, Any], odd: dict[str, Any], missing: set[str], around: str
-) -> None:
-    given_value = {name: one for name, one in {**value, **odd}.items() if name not in missing}
-    text = around.format(json.dumps(given_value))
-    with mock.patch.object(converters, "_usual_object", lambda members, types, general: general):
-        general = converter.__wrapped__(USUAL).reader()
+def odd_objects() -> st.SearchStrategy[str]:
+    """JSON of `usual_objects` with members that are missing or odd, and text around it."""
+    return st.builds(
+        lambda value, odd, missing, around: around.format(
+            json.dumps({k: v for k, v in {**value, **odd}.items() if k not in missing})
+        ),
+        usual_objects,
+        st.dictionaries(members, odd_values, max_size=2),
+        st.sets(members, max_size=1),
+        st.sampled_from(["{}", " {} ", "{}x", "{},{{}}"]),
+    )
 
-    def answer(read: Any) -> Any:
-        try:
-            found = read(text)
-        except ValueError as error:
-            return str(error)
-        return type(found), [(name, type(one), one) for name, one in {**found}.items()]
 
-    assert answer(converter(USUAL).reader()) == answer(general)
+@given(st.lists(usual_objects.map(json.dumps) | odd_objects(), max_size=3))
+def test_records_decoded_together_are_those_decoded_one_by_one(texts: list[str]) -> None:
+    try:
+        records = converter(USUAL).batch_reader()(texts)
+    except (ValueError, LookupError, TypeError):
+        return
+    read = converter(USUAL).reader()
+
+    def listed(record: Any) -> Any:
+        return type(record), [(name, type(value), value) for name, value in {**record}.items()]
+
+    assert [*map(listed, records)] == [listed(read(text)) for text in texts]
+
+
+@given(st.lists(usual_objects.map(json.dumps), max_size=3))
+def test_usual_records_are_decoded_together(texts: list[str]) -> None:
+    assert len(converter(USUAL).batch_reader()(texts)) == len(texts)

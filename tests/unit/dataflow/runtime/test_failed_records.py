@@ -62,6 +62,14 @@ def test_more_failures_than_max_errors_stop_before_the_epoch_is_published(parall
     assert right.run().cells("build.counts") == {"a": 1, "b": 1, "!3": 1}
 
 
+@pytest.mark.parametrize("converter", ["raw", "json"])
+def test_a_record_without_a_value_fails_alone(converter: str) -> None:
+    counting = Flow(definition(builder(RIGHT), converter=converter), max_errors=1)
+    counting.send("words", [Sent(b'"a"'), Sent(None), Sent(b'"b"')])
+    assert len(counting.cells("build.counts")) == 2
+    assert counting.metrics("build")["words"].failed == 1
+
+
 # ---- dead letters --------------------------------------------------------------------------------
 
 KEEPS = {"on_error": "dead-letter"}
