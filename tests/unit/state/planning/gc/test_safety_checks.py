@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state import CheckpointState, Epoch, JobId
+from arroyo_dagster.state import CheckpointState, Epoch, JobId, JobPaths
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.planning.gc.safety_checks import (
     at_rest,
@@ -34,9 +34,7 @@ from tests.unit.state.planning.gc.test_orphans import (
     NOW,
     PROTOCOL,
     answer,
-    knows,
     roots_of,
-    words,
 )
 
 THEIRS = roots_of(PROTOCOL, managed=False)
@@ -48,6 +46,15 @@ JOBS = pytest.mark.parametrize("roots", [THEIRS, LEGACYS], ids=["protocol", "leg
 def said(source: str, condition: JobCondition, **known: Any) -> SourceAnswer:
     facts = JobFacts(job=JobId("j"), source=source, condition=condition, **known)
     return SourceAnswer(source=source, facts=facts)
+
+
+def words(*said: SourceAnswer, job: str = "j") -> JobAnswer:
+    return merge_answers(JobPaths(JobId(job)), list(said))
+
+
+def knows(source: str, job: str = "other") -> JobAnswer:
+    facts = JobFacts(job=JobId(job), source=source, condition=JobCondition.RUNNING, state="Running")
+    return words(SourceAnswer(source=source, facts=facts), job=job)
 
 
 # ---- what the job is doing -----------------------------------------------------------------------
@@ -353,13 +360,17 @@ def test_one_source_that_could_not_answer_keeps_a_job_alive() -> None:
         why_dead(PROTOCOL, words(denies, failed), [knows("api")], managed=False)
 
 
-def test_the_layout_decides_which_source_is_named() -> None:
-    said_nothing = words(SourceAnswer(source="api", absence=Absence.NOT_LISTED))
+@pytest.mark.parametrize("absence", [Absence.NOT_LISTED, Absence.UNSAID])
+def test_less_than_a_no_proves_nothing_and_the_layout_decides_which_source_is_named(
+    absence: Absence,
+) -> None:
+    said_nothing = words(SourceAnswer(source="api", absence=absence))
     steps = []
     for paths in (LEGACY, PROTOCOL):
-        with pytest.raises(ProtocolError) as caught:
-            why_dead(paths, said_nothing, [], managed=False)
+        with pytest.raises(ProtocolError, match="nothing proves") as caught:
+            why_dead(paths, said_nothing, [knows("api")], managed=False)
         steps.append(str(caught.value.next_step))
     assert "--arroyo-db" in steps[0]
+    assert "the API or database" in steps[1]
     assert "--arroyo-db" not in steps[1]
     assert all("nothing was deleted" in one for one in steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -172,55 +173,53 @@ def parts(world: World, *, needs_commit: bool = False) -> tuple[StatePath, Manif
     return ref, manifest, claim_of(ref, manifest, 5)
 
 
-def test_without_a_manifest_a_checkpoint_is_invisible(world: World) -> None:
-    ref, _, record = parts(world)
-    assert checkpoint_state(ref, None, record, None).state is CheckpointState.INVISIBLE
+OTHER = PATHS.manifest(WorkerGeneration(2), Epoch(2))
 
 
-def test_without_a_record_a_checkpoint_is_unclaimed(world: World) -> None:
-    ref, manifest, _ = parts(world)
-    found = checkpoint_state(ref, manifest, None, marker(ref, 2))
-    assert found.state is CheckpointState.UNCLAIMED
+@pytest.mark.parametrize(
+    ("record", "marked", "needs_commit", "state"),
+    [
+        (None, True, False, CheckpointState.UNCLAIMED),
+        ({}, False, False, CheckpointState.READY),
+        ({}, False, True, CheckpointState.COMMITTING),
+        ({}, True, True, CheckpointState.READY),
+        ({"checkpoint_ref": OTHER}, False, False, CheckpointState.ORPHANED),
+    ],
+)
+def test_state_of_a_checkpoint_follows_from_its_objects(
+    world: World,
+    record: dict[str, Any] | None,
+    marked: bool,
+    needs_commit: bool,
+    state: CheckpointState,
+) -> None:
+    ref, manifest, claim = parts(world, needs_commit=needs_commit)
+    claimed = None if record is None else replace(claim, **record)
+    standing_now = checkpoint_state(ref, manifest, claimed, marker(ref, 2) if marked else None)
+    orphaned = state is CheckpointState.ORPHANED
+    assert standing_now == CheckpointStanding(state, OTHER if orphaned else None)
+    assert state.canonical is (state in (CheckpointState.READY, CheckpointState.COMMITTING))
+    invisible = checkpoint_state(ref, None, claimed, None)
+    assert invisible == CheckpointStanding(CheckpointState.INVISIBLE)
 
 
-def test_a_record_of_another_epoch_is_an_error(world: World) -> None:
-    ref, manifest, record = parts(world)
-    with pytest.raises(ProtocolError, match="epoch 3"):
-        checkpoint_state(ref, manifest, replace(record, epoch=Epoch(3)), None)
-
-
-def test_a_record_that_names_another_checkpoint_orphans_this_one(world: World) -> None:
-    ref, manifest, record = parts(world)
-    other = replace(record, checkpoint_ref=world.ref(2, 2))
-    found = checkpoint_state(ref, manifest, other, None)
-    assert found.state is CheckpointState.ORPHANED
-    assert found.canonical_ref == world.ref(2, 2)
-    assert not found.state.canonical
-
-
-def test_a_record_with_another_parent_is_an_error(world: World) -> None:
-    ref, manifest, record = parts(world)
-    with pytest.raises(ProtocolError, match="different parents"):
-        checkpoint_state(ref, manifest, replace(record, parent_ref=None), None)
-
-
-def test_a_claimed_checkpoint_that_commits_nothing_is_ready(world: World) -> None:
-    ref, manifest, record = parts(world)
-    assert checkpoint_state(ref, manifest, record, None).state is CheckpointState.READY
-
-
-def test_a_claimed_checkpoint_is_committing_until_its_marker_is_there(world: World) -> None:
-    ref, manifest, record = parts(world, needs_commit=True)
-    assert checkpoint_state(ref, manifest, record, None).state is CheckpointState.COMMITTING
-    ready = checkpoint_state(ref, manifest, record, marker(ref, 2))
-    assert ready.state is CheckpointState.READY
-
-
-def test_a_marker_of_another_checkpoint_is_an_error(world: World) -> None:
-    ref, manifest, record = parts(world, needs_commit=True)
-    for wrong in (marker(ref, 3), marker(world.ref(2, 2), 2), marker(ref, 2, job="other")):
-        with pytest.raises(ProtocolError, match="marker"):
-            checkpoint_state(ref, manifest, record, wrong)
+@pytest.mark.parametrize(
+    ("record", "wrong", "message"),
+    [
+        ({"epoch": Epoch(3)}, None, "epoch 3"),
+        ({"parent_ref": None}, None, "different parents"),
+        ({}, (None, 3, "j"), "marker"),
+        ({}, (OTHER, 2, "j"), "marker"),
+        ({}, (None, 2, "other"), "marker"),
+    ],
+)
+def test_objects_of_different_checkpoints_are_an_error(
+    world: World, record: dict[str, Any], wrong: tuple[Any, int, str] | None, message: str
+) -> None:
+    ref, manifest, claim = parts(world, needs_commit=True)
+    other = None if wrong is None else marker(wrong[0] or ref, *wrong[1:])
+    with pytest.raises(ProtocolError, match=message):
+        checkpoint_state(ref, manifest, replace(claim, **record), other)
 
 
 def test_a_parent_is_ready_if_it_is_absent_by_right_or_owns_its_epoch_and_has_committed(
@@ -329,27 +328,6 @@ def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: Wo
     assert world.start(3) == StartEmpty()
 
 
-def test_generations_without_a_manifest_or_without_a_checkpoint_are_passed_over(
-    world: World,
-) -> None:
-    ref = world.ready(1, 1)
-    world.generation(1, latest=ref)
-    world.generation(3)
-    world.generation(4)
-    found = world.start(6)
-    assert isinstance(found, Restore)
-    assert (found.ref, found.replay_commit) == (ref, False)
-
-
-def test_a_base_without_a_manifest_gives_way_to_the_generation_before(world: World) -> None:
-    first = world.ready(1, 1)
-    world.generation(1, latest=first)
-    world.generation(2, base=world.ref(1, 9))
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == first
-
-
 def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) -> None:
     parent = world.manifest(1, 1, needs_commit=True)
     world.claim(parent)
@@ -359,19 +337,6 @@ def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) ->
     assert isinstance(found, CannotStart)
     assert "parent" in found.reason
     assert found.ref == ref
-
-
-def test_a_committing_checkpoint_is_restored_and_its_commit_replayed(world: World) -> None:
-    ref = world.manifest(1, 1, needs_commit=True)
-    world.claim(ref)
-    world.generation(1, latest=ref)
-    found = world.start(2)
-    assert isinstance(found, Restore)
-    assert found.replay_commit
-    world.commit(ref)
-    found = world.start(2)
-    assert isinstance(found, Restore)
-    assert not found.replay_commit
 
 
 def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> None:
@@ -427,19 +392,6 @@ def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writ
     restored = world.start(2)
     assert isinstance(restored, Restore)
     assert restored.ref == ref
-
-
-def test_starts_that_died_before_they_chose_do_not_hide_an_unclaimed_checkpoint(
-    world: World,
-) -> None:
-    first = world.ready(1, 1)
-    ref = world.manifest(1, 2, parent=first)
-    world.generation(1, latest=ref)
-    world.generation(2)
-    world.generation(3)
-    found = world.start(4)
-    assert isinstance(found, Claim)
-    assert found.record.checkpoint_ref == ref
 
 
 def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_else(
