@@ -80,9 +80,7 @@ def _quoted(extra: str) -> str:
 
 
 @pytest.mark.parametrize("extra", USES)
-def test_the_missing_import_of_an_extra_names_its_packages(
-    extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_extra_names_its_packages(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package, use = USES[extra]
     monkeypatch.setitem(sys.modules, package, None)
     # Another test of this process may have a session.
@@ -124,7 +122,7 @@ def _run(*command: str) -> Result:
 
 
 @pytest.mark.parametrize("command", SPARK_COMMANDS, ids=" ".join)
-def test_a_command_is_refused_before_it_reads_anything(
+def test_command_is_refused_at_once(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)

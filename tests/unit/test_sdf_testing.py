@@ -592,7 +592,7 @@ def test_keys_and_times_are_compared(tmp_path: Path, old: str, new: str, said: s
         ("timestamp: 1, tyme: 2", "tyme", "unknown key"),
     ],
 )
-def test_a_wrong_record_is_an_error_at_its_line(
+def test_wrong_record_is_an_error_at_its_line(
     tmp_path: Path, new: str, path: str, said: str
 ) -> None:
     file = clicks(tmp_path, ("timestamp: 2026-01-05T10:01:00Z", new))

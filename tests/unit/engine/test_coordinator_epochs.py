@@ -98,7 +98,7 @@ def counts(rows: int) -> dict[str, int]:
 
 @LAYOUTS
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_epoch_is_in_the_store_as_it_is_returned(
+def test_returned_epoch_is_stored(
     layout: Layout, sinks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = functools.partial(JobRun.start, clock=lambda: NOW)
@@ -228,9 +228,7 @@ class Noting(SinkInto):
 
 
 @LAYOUTS
-def test_sink_commits_the_data_of_each_epoch_once_it_is_published(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_commits_each_published_epoch(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Noting, "asked", [])
     store = MemoryStore()
     made = Pipeline("words", layout=layout)
@@ -584,7 +582,7 @@ def test_run_goes_on_where_not_even_what_is_overdue_can_be_counted(error: Except
 # ---- how a run begins and ends -------------------------------------------------------------------
 
 
-def test_damaged_newest_epoch_names_the_command_that_goes_back(
+def test_damaged_newest_epoch_names_the_rollback_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = MemoryStore()

@@ -247,9 +247,7 @@ def test_the_secret_is_not_in_any_text(shared: Workers) -> None:
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
-def test_an_epoch_that_two_tasks_ask_for_counts_once(
-    tmp_path: Path, shared: Workers, chosen: int
-) -> None:
+def test_epoch_asked_for_twice_counts_once(tmp_path: Path, shared: Workers, chosen: int) -> None:
     """Whichever report the driver takes: of a speculative task, or of one that Spark retried."""
     store, pipeline = _store(tmp_path), _counting(tmp_path)
 
@@ -335,9 +333,7 @@ def test_a_holder_ends_with_its_owner_even_in_the_middle_of_user_code(tmp_path: 
     assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
 
 
-def test_a_worker_that_cannot_start_a_process_keeps_the_state_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_without_holder_keeps_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, pipeline = _store(tmp_path), _counting(tmp_path)
     monkeypatch.setattr("arroyo_dagster.spark.engine.holders.slot._START", "raise SystemExit(1)")
     with started_workers() as workers, held_run(pipeline, store, workers) as run:
@@ -371,9 +367,7 @@ def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> Non
     assert [found.copies[epoch] for epoch in range(1, epochs + 1)] == [4, 4, 5, 4, 4, 4]
 
 
-def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
-    tmp_path: Path, shared: Workers
-) -> None:
+def test_jobs_do_not_drop_each_others_subtasks(tmp_path: Path, shared: Workers) -> None:
     logs = [tmp_path / name for name in ("one", "two")]
     pipelines = [
         located_pipeline(log, epochs=3, parallelism=2, name=f"job{number}")

@@ -61,9 +61,7 @@ def test_the_declared_versions_are_those_of_the_module() -> None:
     assert declared == f"pyspark>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}"
 
 
-def test_packages_of_another_environment_are_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_packages_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a notebook of Databricks, whose environment sees the packages of the cluster's.
     folder = tmp_path / "site-packages"
     folder.mkdir()

@@ -81,9 +81,7 @@ def test_one_holds_it_and_gives_it_back(clock: Clock, store: MemoryStore) -> Non
         assert held.read(SOMETHING) == b"1"
 
 
-def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_expired_lease_changes_nothing_any_more(clock: Clock, store: MemoryStore) -> None:
     held = died(store, PATHS, "dead", clock=clock)
     clock.seconds += 61
     with take(store, "next", clock) as new:
@@ -196,7 +194,7 @@ def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
 
 
 @pytest.mark.parametrize(("at", "taken"), [(1, 3), (2, 4), (3, 4)])
-def test_a_failure_while_it_is_taken_gives_it_back(
+def test_failed_acquisition_is_released(
     at: int, taken: int, clock: Clock, store: MemoryStore
 ) -> None:
     """And a create that failed takes nothing."""
@@ -250,7 +248,7 @@ def test_a_create_whose_outcome_is_unknown_is_read_back(clock: Clock, store: Mem
         assert held.lease.token == 2
 
 
-def test_what_a_process_could_not_give_back_it_takes_again_at_once(
+def test_process_takes_an_unreleased_lease_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -312,9 +310,7 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
         assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
 
 
-def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_holder_stops_shortly_before_the_lease_expires(clock: Clock, store: MemoryStore) -> None:
     with take(store, "one", clock) as held:
         began = clock.seconds
         clock.seconds = began + 60 * 5 / 6 - 0.001
@@ -325,9 +321,7 @@ def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out(
         assert held.read(SOMETHING) == b"1"
 
 
-def test_lease_is_free_at_the_moment_it_runs_out_and_not_before(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_lease_is_free_from_its_expiry_on(clock: Clock, store: MemoryStore) -> None:
     died(store, PATHS, "dead", clock=clock)
     clock.seconds += 60.9  # by the store's clock, whose seconds may be whole
     with pytest.raises(ConflictError):
@@ -337,9 +331,7 @@ def test_lease_is_free_at_the_moment_it_runs_out_and_not_before(
         assert held.lease.token == 2
 
 
-def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_precondition_is_asked_before_each_delete_only(clock: Clock, store: MemoryStore) -> None:
     asked: list[bytes] = []
     with take(store, "one", clock) as held:
         held.delete_many([SOMETHING])  # nothing is to be asked yet
@@ -366,9 +358,7 @@ class Sure(Precondition):
 
 
 @pytest.mark.parametrize("anywhere", [True, False])
-def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(
-    anywhere: bool, clock: Clock, store: MemoryStore
-) -> None:
+def test_worker_asks_what_it_can_ask(anywhere: bool, clock: Clock, store: MemoryStore) -> None:
     with take(store, "one", clock) as held:
         assert not held.deletes_here
         held.before_deleting = Sure(anywhere)
@@ -383,9 +373,7 @@ def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(
         assert held.deletes_here
 
 
-def test_a_worker_that_outlives_the_operation_changes_nothing(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_worker_outliving_the_operation_changes_nothing(clock: Clock, store: MemoryStore) -> None:
     """Spark leaves attempts running that it has given up: the lease is released meanwhile."""
     with take(store, "one", clock) as held:
         worker = pickle.loads(pickle.dumps(held))
@@ -406,9 +394,7 @@ def test_a_worker_that_outlives_the_operation_changes_nothing(
     assert store.head(StatePath("p/j/copy")) is None
 
 
-def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_one_owner_twice_tells_both_leases_apart(clock: Clock, store: MemoryStore) -> None:
     """The second one gets no answer to its create, and finds an object that only looks alike."""
     failing = FaultInjecting(store, fail_at=2, crash=True)
     with pytest.raises(Crash):
@@ -421,9 +407,7 @@ def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own(
     assert error.value.message == f"the job is leased by {who}: it maintains the job"
 
 
-def test_number_that_newest_tells_is_taken_although_its_object_is_gone(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_number_of_newest_is_taken_without_its_object(clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "0000000003.json"])
     with take(store, "before", clock) as held:
@@ -443,9 +427,7 @@ HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
-def test_a_listing_that_leaves_leases_out_makes_no_second_holder(
-    hidden: set[str], clock: Clock, store: MemoryStore
-) -> None:
+def test_stale_listing_adds_no_holder(hidden: set[str], clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 5)
     holder = died(store, PATHS, "one", clock=clock)
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
@@ -462,9 +444,7 @@ def test_a_listing_that_leaves_leases_out_makes_no_second_holder(
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
-def test_no_number_is_given_twice_whatever_a_listing_shows(
-    hidden: set[str], clock: Clock, store: MemoryStore
-) -> None:
+def test_no_number_is_given_twice(hidden: set[str], clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 6)
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     assert newest_token(cut, PATHS.leases) == 6
@@ -511,9 +491,7 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int, clock
     assert store.head(PATHS.leases / "newest.json") is None
 
 
-def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_lease_lost_long_ago_is_lost_in_all_processes(clock: Clock, store: MemoryStore) -> None:
     holder = died(store, PATHS, "dead", clock=clock)
     elsewhere = Leased.__new__(Leased)
     elsewhere.__dict__.update(holder.__getstate__())
@@ -525,9 +503,7 @@ def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too(
         elsewhere.put(SOMETHING, b"2")
 
 
-def test_leases_of_releases_that_did_not_name_the_newest_go_on(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_leases_continue_without_the_newest_record(clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "newest.json"])
     assert newest_token(store, PATHS.leases) == 3
@@ -536,9 +512,7 @@ def test_leases_of_releases_that_did_not_name_the_newest_go_on(
 
 
 @pytest.mark.parametrize("found", [b"{", b"{}", b'{"token": -1}', b'{"token": true}'])
-def test_a_number_that_cannot_be_read_is_refused(
-    found: bytes, clock: Clock, store: MemoryStore
-) -> None:
+def test_unreadable_number_is_refused(found: bytes, clock: Clock, store: MemoryStore) -> None:
     store.put(PATHS.leases / "newest.json", found)
     with pytest.raises(FormatError) as error:
         take(store, "one", clock).__enter__()
@@ -608,9 +582,7 @@ def test_a_lease_is_counted_by_a_clock_that_nobody_sets(monkeypatch: pytest.Monk
         held.put(SOMETHING, b"1")
 
 
-def test_waiting_ends_when_the_lease_of_a_dead_process_expires(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_waiting_ends_when_a_dead_lease_expires(clock: Clock, store: MemoryStore) -> None:
     died(store, PATHS, "dead", clock=clock)
     began = clock.seconds
 
@@ -636,9 +608,7 @@ def test_waiting_takes_the_seconds_that_were_asked_for(
     assert found == slept
 
 
-def test_a_lease_of_another_length_is_held_against_others_so_long(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_lease_is_held_for_its_own_duration(clock: Clock, store: MemoryStore) -> None:
     died(store, PATHS, "long", seconds=300, clock=clock)
     clock.seconds += 300
     with pytest.raises(ConflictError, match="leased by"):
@@ -703,9 +673,7 @@ def test_what_an_older_release_reads_is_still_written(clock: Clock, store: Memor
     assert json.loads(store.read(held.lease.path))["expires_at_micros"] == 0
 
 
-def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_lease_taken_by_force_is_lost_at_once(clock: Clock, store: MemoryStore) -> None:
     held = died(store, PATHS, "hangs", clock=clock)
     with take(store, "breaker", clock, take_over=True) as new:
         assert new.lease.token == 2
@@ -790,7 +758,7 @@ def _calls_of_a_lease() -> int:
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("twice", [False, True])
-def test_an_interrupt_at_any_call_leaves_the_lease_free(
+def test_interrupt_frees_the_lease(
     done: bool, twice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = _calls_of_a_lease()
@@ -807,7 +775,7 @@ def test_an_interrupt_at_any_call_leaves_the_lease_free(
         assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_interrupt_before_the_renewal_starts_leaves_the_lease_free(
+def test_interrupt_before_the_renewal_frees_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(thread: threading.Thread) -> None:

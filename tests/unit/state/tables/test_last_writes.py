@@ -19,7 +19,7 @@ from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
 
 
-def test_a_merge_of_keys_that_share_a_hash_counts_every_row(
+def test_merge_of_keys_that_share_a_hash_counts_every_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files are read again then: their rows count once, and progress is told once."""

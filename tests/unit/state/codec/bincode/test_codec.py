@@ -272,9 +272,7 @@ def test_values_have_the_bytes_of_the_specification(kind: Any, value: Any, expec
         (t.DurationNanos, "fd" + "ff" * 8 + "fc00ca9a3b", "do not fit duration", 0),
     ],
 )
-def test_broken_bytes_are_refused_with_their_place(
-    kind: Any, raw: str, message: str, offset: int
-) -> None:
+def test_broken_bytes_are_refused_by_place(kind: Any, raw: str, message: str, offset: int) -> None:
     with pytest.raises(FormatError, match=message) as caught:
         decode(bytes.fromhex(raw), kind)
     assert caught.value.facts["offset"] == offset
@@ -437,7 +435,7 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
 
 @pytest.mark.parametrize("nullable", [False, True])
 @pytest.mark.parametrize(("kind", "values"), VALUES, ids=lambda one: str(one)[:20])
-def test_deletes_by_columns_are_those_of_single_keys(
+def test_column_deletes_match_single_keys(
     kind: pa.DataType, values: list[Any], nullable: bool
 ) -> None:
     fields = [pa.field("a", kind, nullable), pa.field("b", pa.string())]

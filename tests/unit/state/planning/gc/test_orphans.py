@@ -236,9 +236,7 @@ def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_yo
         ("notes.txt", Reason.FOREIGN),
     ],
 )
-def test_names_decide_what_an_object_is_and_unknown_ones_are_foreign(
-    name: str, expected: Reason
-) -> None:
+def test_names_decide_and_unknown_objects_are_foreign(name: str, expected: Reason) -> None:
     assert reason(roots_of(PROTOCOL), PROTOCOL.root / name) is expected
 
 
@@ -349,23 +347,6 @@ def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
     assert standing.lost == ({lost.ref} if goes else set())
 
 
-def test_next_names_of_a_stopped_legacy_job_stay() -> None:
-    """It may be started at any moment, and writes into the directory after the newest epoch's."""
-    roots = roots_of(LEGACY, managed=False)
-    said = answer(JobCondition.STOPPED, LEGACY)
-    for epoch, expected in (
-        (8, Reason.ORPHAN),
-        (9, Reason.ORPHAN),
-        (10, Reason.MAY_COME_AGAIN),
-        (11, Reason.MAY_COME_AGAIN),
-    ):
-        assert reason(roots, data(LEGACY, epoch, name="001-y"), answer=said) is expected, epoch
-    # Every generation of the other layout has directories of its own.
-    said = answer(JobCondition.STOPPED)
-    protocol = roots_of(PROTOCOL, managed=False)
-    assert reason(protocol, data(PROTOCOL, 10, name="001-y"), answer=said) is Reason.ORPHAN
-
-
 @pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
 def test_a_name_that_folds_to_a_referenced_one_stays(paths: JobPaths) -> None:
     listed, other = (data(paths, 3, 1, name=name) for name in ("000-Ä", "000-a\u0308"))
@@ -381,16 +362,6 @@ def test_a_name_that_folds_to_a_referenced_one_stays(paths: JobPaths) -> None:
     assert reason(roots, data(paths, 3, 1, name="000-A")) is Reason.ALIAS
     for name in ("000-a.", "000-a "):
         assert reason(roots, data(paths, 3, 1, name=name)) is Reason.FOREIGN
-
-
-def test_an_expiry_leaves_a_file_whose_name_folds_to_one_that_stays() -> None:
-    roots = roots_of(PROTOCOL)
-    kept, same, other = (data(PROTOCOL, 6, name=name) for name in ("000-a", "000-A", "000-B"))
-    newest = replace(roots.epochs[0], files=Packed.of_paths([kept]))
-    oldest = replace(roots.epochs[2], files=Packed.of_paths([same, other]))
-    roots = replace(roots, epochs=(newest, roots.epochs[1], oldest))
-    plan = plan_expiry(roots, Retention(keep_epochs=2), now_micros=NOW)
-    assert list(plan.data.paths) == [other]
 
 
 def lost_of(

@@ -210,9 +210,7 @@ def test_the_epoch_that_a_source_names_counts_if_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "refused"), [(7, False), (8, True), (9, True)])
-def test_a_commit_that_a_source_knows_to_be_unfinished_is_refused(
-    epoch: int, refused: bool
-) -> None:
+def test_commit_that_a_source_knows_to_be_unfinished_is_refused(epoch: int, refused: bool) -> None:
     def named(state: str) -> JobAnswer:
         listed = (
             CheckpointFacts(epoch=Epoch(6), ready=True, state="ready"),
@@ -331,7 +329,7 @@ def test_a_job_that_a_source_has_is_not_dead(condition: JobCondition) -> None:
 
 
 @pytest.mark.parametrize("absence", [Absence.NO_JOB, Absence.NO_PIPELINE])
-def test_only_a_source_that_knows_another_job_proves_that_this_one_is_gone(
+def test_source_proves_a_dead_job_only_if_it_knows_another(
     absence: Absence,
 ) -> None:
     """A server of another cluster knows none of the jobs of this URL."""
@@ -361,7 +359,7 @@ def test_one_source_that_could_not_answer_keeps_a_job_alive() -> None:
 
 
 @pytest.mark.parametrize("absence", [Absence.NOT_LISTED, Absence.UNSAID])
-def test_less_than_a_no_proves_nothing_and_the_layout_decides_which_source_is_named(
+def test_less_than_a_no_proves_nothing_and_names_a_source(
     absence: Absence,
 ) -> None:
     said_nothing = words(SourceAnswer(source="api", absence=absence))

@@ -222,7 +222,7 @@ def test_objects_of_different_checkpoints_are_an_error(
         checkpoint_state(ref, manifest, replace(claim, **record), other)
 
 
-def test_a_parent_is_ready_if_it_is_absent_by_right_or_owns_its_epoch_and_has_committed(
+def test_parent_is_ready_without_one_or_if_canonical_and_committed(
     world: World,
 ) -> None:
     known = [PATHS.epoch_record(Epoch(1)), world.ref(1, 1), marker_path(world.ref(1, 1))]
@@ -257,9 +257,7 @@ def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) 
 
 
 @pytest.mark.parametrize("needs_commit", [True, False])
-def test_marker_is_read_only_of_a_claimed_checkpoint_that_commits(
-    world: World, needs_commit: bool
-) -> None:
+def test_marker_is_read_only_if_claimed_and_committing(world: World, needs_commit: bool) -> None:
     ref = world.manifest(1, 1, needs_commit=needs_commit)
     record = PATHS.epoch_record(Epoch(1))
     unclaimed = standing(PATHS, ref, {**world.objects, record: None})
@@ -277,7 +275,7 @@ def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
 
 
 @pytest.mark.parametrize("managed", [True, False], ids=["managed", "arroyo"])
-def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(
+def test_managed_legacy_epoch_without_note_is_committing(
     managed: bool,
 ) -> None:
     def operator(name: str, commits: bool) -> OperatorCheckpoint:
@@ -339,29 +337,20 @@ def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) ->
     assert found.ref == ref
 
 
-def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> None:
-    first = world.ready(1, 1)
-    lost = world.manifest(2, 2, parent=first)
-    won = world.ready(1, 2, first)
-    world.generation(2, base=first, latest=lost)
-    del world.objects[won]
-    found = world.start(3)
-    assert isinstance(found, CannotStart)
-    assert "no manifest" in found.reason
-    assert found.ref == won
-
-
-def test_record_of_the_next_epoch_that_names_nothing_stops_the_start(world: World) -> None:
+@pytest.mark.parametrize("latest", ["lost", "canonical"])
+def test_an_epoch_record_that_names_nothing_stops_the_start(world: World, latest: str) -> None:
     """Not the epoch before, and not the base: that epoch was published, and its rows may be out."""
     first = world.ready(1, 1)
-    second = world.ready(1, 2, first)
-    late = world.ready(1, 3, second)
-    world.generation(2, base=first, latest=second)
-    del world.objects[late]
-    found = world.start(3)
-    assert isinstance(found, CannotStart)
-    assert "no manifest" in found.reason
-    assert found.ref == late
+    lost = world.manifest(2, 2, parent=first)
+    published = world.ready(1, 2, first)
+    if latest == "canonical":  # the record of the epoch after it names nothing
+        lost, published = published, world.ready(1, 3, published)
+    world.generation(2, base=first, latest=lost)
+    del world.objects[published]
+    result = world.start(3)
+    assert isinstance(result, CannotStart)
+    assert "no manifest" in result.reason
+    assert result.ref == published
 
 
 def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: World) -> None:
@@ -375,7 +364,7 @@ def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: W
     assert found == CannotStart("the canonical checkpoint is unclaimed itself", won)
 
 
-def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writer_would(
+def test_newest_unclaimed_checkpoint_is_claimed_as_by_its_writer(
     world: World,
 ) -> None:
     first = world.ready(1, 1)
@@ -394,7 +383,7 @@ def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writ
     assert restored.ref == ref
 
 
-def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_else(
+def test_unclaimed_checkpoint_stays_unclaimed_behind_another_fence(
     world: World,
 ) -> None:
     first = world.ready(1, 1)
@@ -421,7 +410,7 @@ def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: W
     assert first_ever.start(2, fence=1, only_reads=True) == StartEmpty()
 
 
-def test_a_start_goes_on_to_the_newest_epoch_that_a_fenced_run_still_published(
+def test_start_goes_on_to_the_newest_epoch_of_a_fenced_run(
     world: World,
 ) -> None:
     first = world.ready(1, 1)
@@ -458,33 +447,24 @@ def test_an_epoch_record_that_leads_out_of_the_job_is_an_error(world: World) -> 
 # ---- who may write -------------------------------------------------------------------------------
 
 
-def test_the_newest_generation_may_write(world: World) -> None:
-    world.generation(2)
-    world.fence(2)
-    assert world.fenced(2) is None
-
-
-def test_an_older_generation_is_fenced_by_the_fence(world: World) -> None:
-    world.fence(5)
-    assert world.fenced(2) == Fenced(WorkerGeneration(5))
-
-
-def test_an_older_generation_is_fenced_by_its_successor_before_the_fence_is_raised(
-    world: World,
-) -> None:
-    world.fence(2)
-    world.generation(3)
-    assert world.fenced(2) == Fenced(WorkerGeneration(3))
-
-
-@pytest.mark.parametrize("fence", [None, 1])
-def test_a_fence_that_a_slow_starter_wrote_late_is_raised_again(
-    world: World, fence: int | None
+@pytest.mark.parametrize(
+    ("fence", "generation", "verdict"),
+    [
+        (2, 2, None),  # the newest one may write
+        (5, None, Fenced(WorkerGeneration(5))),
+        (2, 3, Fenced(WorkerGeneration(3))),  # a successor, before it has raised the fence
+        (None, 2, RaiseFence()),
+        (1, 2, RaiseFence()),  # a slow starter wrote it late
+    ],
+)
+def test_generation_is_fenced_by_the_fence_and_by_its_successor(
+    world: World, fence: int | None, generation: int | None, verdict: object
 ) -> None:
     if fence is not None:
         world.fence(fence)
-    world.generation(2)
-    assert world.fenced(2) == RaiseFence()
+    if generation is not None:
+        world.generation(generation)
+    assert world.fenced(2) == verdict
 
 
 @pytest.mark.parametrize(
