@@ -33,43 +33,30 @@ DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = DECLARED["optional-dependencies"]
 
 
-def _postgres() -> object:
-    return open_directory(database="postgresql://arroyo@db/arroyo")
+AZURE = "abfs://container@account.dfs.core.windows.net/a"
 
 
-def _gcs() -> object:
-    return open_store("gs://bucket/a", options={"client": "fsspec"}).read(StatePath("x"))
-
-
-def _azure() -> object:
-    url = "abfs://container@account.dfs.core.windows.net/a"
+def _read_by_fsspec(url: str) -> object:
     return open_store(url, options={"client": "fsspec"}).read(StatePath("x"))
 
 
-def _delta() -> object:
-    return DeltaTarget(url="/nowhere").lake
-
-
-def _iceberg() -> object:
-    return IcebergTarget(table="db.words", catalog={"type": "sql", "uri": "sqlite://"}).lake.open()
-
-
-def _connect() -> object:
-    return open_session(SparkSettings(remote="sc://127.0.0.1:1"))
-
-
-def _spark() -> object:
-    return open_session(SparkSettings(master="local[1]"))
+def _session(**settings: str) -> object:
+    return open_session(SparkSettings(**settings))  # type: ignore[arg-type]
 
 
 USES: dict[str, tuple[str, Callable[[], object]]] = {
-    "azure": ("adlfs", _azure),
-    "connect": ("grpc_status", _connect),
-    "delta": ("deltalake", _delta),
-    "gcs": ("gcsfs", _gcs),
-    "iceberg": ("pyiceberg", _iceberg),
-    "postgres": ("psycopg", _postgres),
-    "spark": ("pandas", _spark),
+    "azure": ("adlfs", lambda: _read_by_fsspec(AZURE)),
+    "connect": ("grpc_status", lambda: _session(remote="sc://127.0.0.1:1")),
+    "delta": ("deltalake", lambda: DeltaTarget(url="/nowhere").lake),
+    "gcs": ("gcsfs", lambda: _read_by_fsspec("gs://bucket/a")),
+    "iceberg": (
+        "pyiceberg",
+        lambda: IcebergTarget(
+            table="db.t", catalog={"type": "sql", "uri": "sqlite://"}
+        ).lake.open(),
+    ),
+    "postgres": ("psycopg", lambda: open_directory(database="postgresql://arroyo@db/arroyo")),
+    "spark": ("pandas", lambda: _session(master="local[1]")),
 }
 """For each extra: the package that its code imports, and a call that needs it. But for `ui`:
 `dagster dev` says itself what it lacks."""

@@ -206,9 +206,7 @@ def _failing() -> None:
         raise OSError(f"no answer from https://user:{CANARY}@host") from inner
 
 
-def test_errors_do_not_repeat_what_libraries_say(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_errors_do_not_repeat_what_libraries_say(caplog: pytest.LogCaptureFixture) -> None:
     register_secrets(CANARY)
     with pytest.raises(StorageError) as caught, translated("s3://bucket"):
         _failing()
@@ -239,9 +237,7 @@ class _RepeatingError(OSError):
         return f"no answer to {CANARY}"
 
 
-def test_finalizer_that_logs_does_not_repeat_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_finalizer_that_logs_does_not_repeat_it(caplog: pytest.LogCaptureFixture) -> None:
     register_secrets(CANARY)
     threshold = gc.get_threshold()
     gc.set_threshold(1)

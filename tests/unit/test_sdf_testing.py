@@ -175,11 +175,6 @@ def test_tests_that_fail_say_what_was_expected_and_found(tmp_path: Path) -> None
         package_tests(package(tmp_path, FAILING))[1].check()
 
 
-def test_the_section_of_the_example_passes() -> None:
-    result = run("test", TEXT)
-    assert (result.exit_code, "5 passed, 0 failed" in result.stdout) == (0, True)
-
-
 def test_every_mistake_of_the_section_is_told(tmp_path: Path) -> None:
     bad = """
 tests:
@@ -498,18 +493,6 @@ def test_every_mistake_of_a_dataflows_tests_is_told(tmp_path: Path) -> None:
             assert f"line {first + line}: " in said
             assert part in said
     assert run("show", file, "--dot").exit_code == 0  # no other command reads the section
-
-
-def test_all_functions_that_are_not_bound_are_told_before_a_test_runs(tmp_path: Path) -> None:
-    tests = "  - {name: a, expect: {answers: []}}\n"
-    bodies = (
-        ("def by_text(word):", "fn by_text(word: Word) -> Result<String> {"),
-        ("def look_up_word(word):", "fn look(word: String) -> Result<Answer> {"),
-    )
-    result = run("test", words(tmp_path, tests, *bodies))
-    assert result.exit_code == 1
-    assert "2 functions are not Python" in result.stderr
-    assert "--bind by-text=MODULE:FUNCTION --bind look=MODULE:FUNCTION" in result.stderr
 
 
 def test_windows_of_a_test_are_closed_at_its_end(tmp_path: Path) -> None:

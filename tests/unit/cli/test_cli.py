@@ -171,9 +171,7 @@ def test_a_wrong_url_is_one_clear_error(url: str, kind: str) -> None:
         assert failure(*command, url=url)["type"] == kind
 
 
-def test_missing_url_is_an_error_that_names_the_option(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_url_is_an_error_that_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in grammar.URL_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     configure(None)

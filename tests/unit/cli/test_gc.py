@@ -116,9 +116,7 @@ def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
         assert run(url, "gc", "explain", missing).exit_code == 1
 
 
-def test_arroyo_job_is_explained_and_collected_once_it_has_stopped(
-    tmp_path: Path,
-) -> None:
+def test_arroyo_job_is_explained_and_collected_once_it_has_stopped(tmp_path: Path) -> None:
     url = unpack("leader", tmp_path)
     root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
     directory = "generations/1/checkpoints/checkpoint-0000010/operator-SessionWindow%3C4s%3E"
@@ -194,9 +192,7 @@ def test_orphans_first_purges_what_has_been_in_quarantine_for_a_week(tmp_path: P
     assert document(url, "gc", "undelete", job) == []
 
 
-def test_unreadable_dead_job_goes_to_quarantine_only(
-    tmp_path: Path,
-) -> None:
+def test_unreadable_dead_job_goes_to_quarantine_only(tmp_path: Path) -> None:
     url = unpack("leader", tmp_path)
     root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
     store = open_store(url)

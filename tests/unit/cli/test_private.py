@@ -137,9 +137,7 @@ def test_without_private_columns_the_same_queries_answer(people: tuple[Path, str
     assert all(one in answer.stdout for one in PEOPLE)
 
 
-def test_masked_columns_keep_types_and_public_ones_values(
-    people: tuple[Path, str],
-) -> None:
+def test_masked_columns_keep_types_and_public_ones_values(people: tuple[Path, str]) -> None:
     file, url = people
     private = ("--private", "email", "--private", "_key", "--json")
     query = "select * from counts order by n"

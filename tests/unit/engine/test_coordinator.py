@@ -41,7 +41,6 @@ from arroyo_dagster.state import (
     TableConfig,
     global_table_config,
 )
-from arroyo_dagster.state.codec.metadata import decode_manifest, encode_manifest
 from arroyo_dagster.state.codec.proto import state_pb2 as pb
 from arroyo_dagster.state.storage import Counting
 from tests.faulty_stores import FaultInjecting
@@ -190,24 +189,6 @@ def test_a_pipeline_without_an_operator_or_a_source_is_refused() -> None:
     store = MemoryStore()
     refused(store, pipeline(), InputError)
     refused(store, Pipeline("words"), InputError)
-
-
-def test_state_that_a_streaming_query_wrote_is_continued() -> None:
-    store = begun(1)
-    ref = manifest_path(store, 1)
-    message = pb.CheckpointManifest.FromString(store.read(ref))
-    message.progress.query_id, message.progress.batch_id = "8a4f", 7
-    message.progress.checkpoint_location = "file:///spark"
-    store.put(ref, message.SerializeToString(deterministic=True))
-    manifest = decode_manifest(store.read(ref), ref)
-    assert encode_manifest(manifest) == store.read(ref)
-    assert manifest.progress is not None
-    assert manifest.progress.rolled_back_to is None
-    run_pipeline(word_job(store, **ROWS), store)
-    expected = MemoryStore()
-    run_word_job(expected, **ROWS)
-    found = state_of(store, word_job(store, **ROWS)), output_of(store)
-    assert found == (state_of(expected, word_job(expected, **ROWS)), output_of(expected))
 
 
 def test_rows_keyed_to_another_subtask_stop_the_epoch_and_nothing_is_published() -> None:

@@ -390,9 +390,7 @@ def test_cleaning_up_newer_than_the_newest_deletes_nothing() -> None:
     assert listing(store) == before
 
 
-def test_unreadable_manifest_is_not_published(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unreadable_manifest_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     options: dict[str, Any] = {"rows": 24, "rows_per_epoch": 4, "parallelism": 1}
     run_word_job(store, **options, max_epochs=2)

@@ -71,10 +71,7 @@ def take(
 def test_one_holds_it_and_gives_it_back(clock: Clock, store: MemoryStore) -> None:
     with take(store, "one", clock) as held:
         held.put(SOMETHING, b"1")
-        with (
-            pytest.raises(ConflictError, match="leased by"),
-            take(store, "two", clock),
-        ):
+        with pytest.raises(ConflictError, match="leased by"), take(store, "two", clock):
             pass
     with take(store, "two", clock) as held:
         assert held.lease.token == 2
@@ -248,9 +245,7 @@ def test_a_create_whose_outcome_is_unknown_is_read_back(clock: Clock, store: Mem
         assert held.lease.token == 2
 
 
-def test_process_takes_an_unreleased_lease_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_takes_an_unreleased_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
     down = FaultInjecting(store, fail_at=4, error=StorageError("down"))
@@ -775,9 +770,7 @@ def test_interrupt_frees_the_lease(
         assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_interrupt_before_the_renewal_frees_the_lease(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interrupt_before_the_renewal_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 

@@ -19,9 +19,7 @@ from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
 
 
-def test_merge_of_keys_that_share_a_hash_counts_every_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_merge_of_keys_that_share_a_hash_counts_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read again then: their rows count once, and progress is told once."""
     store, config = MemoryStore(), global_table_config("g", key=bytes, value=bytes)
     epochs: list[tuple[dict[bytes, bytes | None], int]] = [

@@ -22,12 +22,7 @@ from arroyo_dagster.state import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.garbage import (
-    DAY_MICROS,
-    GRACE_MICROS,
-    EpochRoot,
-    Root,
-)
+from arroyo_dagster.state.model.garbage import DAY_MICROS, GRACE_MICROS, EpochRoot, Root
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.layout import staged_name
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry

@@ -360,9 +360,7 @@ def test_proof_says_what_was_read_and_who_said_what_the_job_does() -> None:
 
 
 @pytest.mark.parametrize("where", ["epoch", "attempt", "listing"])
-def test_foreign_name_that_may_be_a_second_name_of_an_object_is_refused(
-    where: str,
-) -> None:
+def test_foreign_name_that_may_be_a_second_name_of_an_object_is_refused(where: str) -> None:
     path = data(PROTOCOL, 6)
     copy = StatePath(path.replace("generations/2/", "Generations/02/"))
     roots = roots_of(PROTOCOL)

@@ -29,13 +29,7 @@ from tests.formats import (
     Roots,
     SourceAnswer,
 )
-from tests.unit.state.planning.gc.test_orphans import (
-    LEGACY,
-    NOW,
-    PROTOCOL,
-    answer,
-    roots_of,
-)
+from tests.unit.state.planning.gc.test_orphans import LEGACY, NOW, PROTOCOL, answer, roots_of
 
 THEIRS = roots_of(PROTOCOL, managed=False)
 LEGACYS = roots_of(LEGACY, managed=False)
@@ -329,9 +323,7 @@ def test_a_job_that_a_source_has_is_not_dead(condition: JobCondition) -> None:
 
 
 @pytest.mark.parametrize("absence", [Absence.NO_JOB, Absence.NO_PIPELINE])
-def test_source_proves_a_dead_job_only_if_it_knows_another(
-    absence: Absence,
-) -> None:
+def test_source_proves_a_dead_job_only_if_it_knows_another(absence: Absence) -> None:
     """A server of another cluster knows none of the jobs of this URL."""
     denies = SourceAnswer(source="api", absence=absence)
     silent = SourceAnswer(source="database", absence=Absence.NOT_LISTED)
@@ -359,9 +351,7 @@ def test_one_source_that_could_not_answer_keeps_a_job_alive() -> None:
 
 
 @pytest.mark.parametrize("absence", [Absence.NOT_LISTED, Absence.UNSAID])
-def test_less_than_a_no_proves_nothing_and_names_a_source(
-    absence: Absence,
-) -> None:
+def test_less_than_a_no_proves_nothing_and_names_a_source(absence: Absence) -> None:
     said_nothing = words(SourceAnswer(source="api", absence=absence))
     steps = []
     for paths in (LEGACY, PROTOCOL):

@@ -37,7 +37,6 @@ from arroyo_dagster.state.planning.restore.recovery import (
     fence_verdict,
     legacy_state,
     marker_path,
-    parent_ready,
     resolve,
     resolve_with,
     standing,
@@ -222,29 +221,6 @@ def test_objects_of_different_checkpoints_are_an_error(
         checkpoint_state(ref, manifest, replace(claim, **record), other)
 
 
-def test_parent_is_ready_without_one_or_if_canonical_and_committed(
-    world: World,
-) -> None:
-    known = [PATHS.epoch_record(Epoch(1)), world.ref(1, 1), marker_path(world.ref(1, 1))]
-
-    def is_ready(parent: StatePath | None) -> bool:
-        ref = world.manifest(9, 9, parent=parent)
-        manifest = world.objects[ref]
-        assert isinstance(manifest, Manifest)
-        answer = parent_ready(PATHS, manifest, {**dict.fromkeys(known), **world.objects})
-        assert isinstance(answer, bool)
-        return answer
-
-    assert is_ready(None)
-    assert not is_ready(world.ref(1, 1))
-    ref = world.manifest(1, 1, needs_commit=True)
-    assert not is_ready(ref)
-    world.claim(ref)
-    assert not is_ready(ref)
-    world.commit(ref)
-    assert is_ready(ref)
-
-
 def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) -> None:
     ref = world.manifest(1, 1, needs_commit=True)
     world.claim(ref)
@@ -275,9 +251,7 @@ def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
 
 
 @pytest.mark.parametrize("managed", [True, False], ids=["managed", "arroyo"])
-def test_managed_legacy_epoch_without_note_is_committing(
-    managed: bool,
-) -> None:
+def test_managed_legacy_epoch_without_note_is_committing(managed: bool) -> None:
     def operator(name: str, commits: bool) -> OperatorCheckpoint:
         config = GlobalKeyedConfig(table=TableName("t"), uses_two_phase_commit=commits)
         return OperatorCheckpoint(
@@ -326,17 +300,6 @@ def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: Wo
     assert world.start(3) == StartEmpty()
 
 
-def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) -> None:
-    parent = world.manifest(1, 1, needs_commit=True)
-    world.claim(parent)
-    ref = world.ready(1, 2, parent)
-    world.generation(1, latest=ref)
-    found = world.start(2)
-    assert isinstance(found, CannotStart)
-    assert "parent" in found.reason
-    assert found.ref == ref
-
-
 @pytest.mark.parametrize("latest", ["lost", "canonical"])
 def test_an_epoch_record_that_names_nothing_stops_the_start(world: World, latest: str) -> None:
     """Not the epoch before, and not the base: that epoch was published, and its rows may be out."""
@@ -364,9 +327,7 @@ def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: W
     assert found == CannotStart("the canonical checkpoint is unclaimed itself", won)
 
 
-def test_newest_unclaimed_checkpoint_is_claimed_as_by_its_writer(
-    world: World,
-) -> None:
+def test_newest_unclaimed_checkpoint_is_claimed_as_by_its_writer(world: World) -> None:
     first = world.ready(1, 1)
     ref = world.manifest(1, 2, parent=first)
     world.generation(1, base=None, latest=ref)
@@ -383,20 +344,6 @@ def test_newest_unclaimed_checkpoint_is_claimed_as_by_its_writer(
     assert restored.ref == ref
 
 
-def test_unclaimed_checkpoint_stays_unclaimed_behind_another_fence(
-    world: World,
-) -> None:
-    first = world.ready(1, 1)
-    world.generation(1, base=first, latest=world.manifest(1, 2, parent=first))
-    world.generation(2, base=world.ref(7, 7))
-    found = world.start(3, fence=4)
-    assert isinstance(found, Restore)
-    assert found.ref == first
-    claim = world.start(3)
-    assert isinstance(claim, Claim)
-    assert claim.record.epoch == 2
-
-
 def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: World) -> None:
     first = world.ready(1, 1)
     second = world.ready(1, 2, first)
@@ -408,18 +355,6 @@ def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: W
     first_ever = World()
     first_ever.generation(1, latest=first_ever.manifest(1, 1))
     assert first_ever.start(2, fence=1, only_reads=True) == StartEmpty()
-
-
-def test_start_goes_on_to_the_newest_epoch_of_a_fenced_run(
-    world: World,
-) -> None:
-    first = world.ready(1, 1)
-    late = world.ready(1, 2, first)
-    world.generation(1, latest=late)
-    world.generation(2, base=first)
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == late
 
 
 def test_a_late_epoch_that_is_still_to_commit_is_restored_with_its_commit(world: World) -> None:

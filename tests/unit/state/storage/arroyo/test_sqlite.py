@@ -80,9 +80,7 @@ def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
 RUN = f"UPDATE job_statuses SET state = 'Running', run_id = 2 WHERE id = '{JOINS}'"
 
 
-def test_transaction_of_a_controller_is_neither_seen_nor_disturbed(
-    database: Path,
-) -> None:
+def test_transaction_of_a_controller_is_neither_seen_nor_disturbed(database: Path) -> None:
     for mode in ("WAL", "DELETE"):
         begun = (f"PRAGMA journal_mode = {mode}", "PRAGMA cache_size = 1", "BEGIN EXCLUSIVE", RUN)
         with controller(database, *begun):

@@ -106,9 +106,7 @@ def test_each_key_that_s3_did_not_delete_is_reported(monkeypatch: pytest.MonkeyP
     }
 
 
-def test_failed_delete_request_reports_all_its_keys(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_delete_request_reports_all_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     store = s3_answering(monkeypatch, raising(PermissionError("no")))
     outcome = store.delete_many([P("a"), P("b")])
     assert outcome.deleted == ()

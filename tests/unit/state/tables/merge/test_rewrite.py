@@ -58,9 +58,7 @@ def files(outcome: RewriteOutcome, table: str) -> list[TimeFile]:
     ]
 
 
-def test_aggregate_with_too_many_tuples_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_aggregate_with_too_many_tuples_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewriting, "MAX_UNKEYED_ROWS", 2)
     config, groups = (
         tuples_config(without_keys(TUPLES), []),
