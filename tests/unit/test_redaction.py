@@ -158,9 +158,7 @@ def test_settings_are_secret_if_their_names_say_so() -> None:
     "variable",
     ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "ARROYO_API_TOKEN", "AZURE_STORAGE_SAS_TOKEN"],
 )
-def test_a_variable_named_like_a_secret_is_one(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variable_named_as_a_secret_is_one(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, CANARY)
     assert_no_canary(redact_text(f"the server says {CANARY!r}"))
 
@@ -208,9 +206,7 @@ def _failing() -> None:
         raise OSError(f"no answer from https://user:{CANARY}@host") from inner
 
 
-def test_neither_an_error_nor_its_traceback_repeats_what_a_library_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_errors_do_not_repeat_what_libraries_say(caplog: pytest.LogCaptureFixture) -> None:
     register_secrets(CANARY)
     with pytest.raises(StorageError) as caught, translated("s3://bucket"):
         _failing()
@@ -241,9 +237,7 @@ class _RepeatingError(OSError):
         return f"no answer to {CANARY}"
 
 
-def test_a_finalizer_that_logs_meanwhile_does_not_repeat_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_finalizer_that_logs_does_not_repeat_it(caplog: pytest.LogCaptureFixture) -> None:
     register_secrets(CANARY)
     threshold = gc.get_threshold()
     gc.set_threshold(1)

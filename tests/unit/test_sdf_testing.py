@@ -175,11 +175,6 @@ def test_tests_that_fail_say_what_was_expected_and_found(tmp_path: Path) -> None
         package_tests(package(tmp_path, FAILING))[1].check()
 
 
-def test_the_section_of_the_example_passes() -> None:
-    result = run("test", TEXT)
-    assert (result.exit_code, "5 passed, 0 failed" in result.stdout) == (0, True)
-
-
 def test_every_mistake_of_the_section_is_told(tmp_path: Path) -> None:
     bad = """
 tests:
@@ -500,18 +495,6 @@ def test_every_mistake_of_a_dataflows_tests_is_told(tmp_path: Path) -> None:
     assert run("show", file, "--dot").exit_code == 0  # no other command reads the section
 
 
-def test_all_functions_that_are_not_bound_are_told_before_a_test_runs(tmp_path: Path) -> None:
-    tests = "  - {name: a, expect: {answers: []}}\n"
-    bodies = (
-        ("def by_text(word):", "fn by_text(word: Word) -> Result<String> {"),
-        ("def look_up_word(word):", "fn look(word: String) -> Result<Answer> {"),
-    )
-    result = run("test", words(tmp_path, tests, *bodies))
-    assert result.exit_code == 1
-    assert "2 functions are not Python" in result.stderr
-    assert "--bind by-text=MODULE:FUNCTION --bind look=MODULE:FUNCTION" in result.stderr
-
-
 def test_windows_of_a_test_are_closed_at_its_end(tmp_path: Path) -> None:
     at = "2026-03-02T08:0"
     reading = f"{{sensor: hall, floor: 0, celsius: 20, at: '{at}0:00+00:00'}}"
@@ -592,7 +575,7 @@ def test_keys_and_times_are_compared(tmp_path: Path, old: str, new: str, said: s
         ("timestamp: 1, tyme: 2", "tyme", "unknown key"),
     ],
 )
-def test_a_wrong_record_is_an_error_at_its_line(
+def test_wrong_record_is_an_error_at_its_line(
     tmp_path: Path, new: str, path: str, said: str
 ) -> None:
     file = clicks(tmp_path, ("timestamp: 2026-01-05T10:01:00Z", new))

@@ -7,10 +7,10 @@ import shlex
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from arroyo_dagster import MemoryStore, ObjectStore, StatePath, cli
+from arroyo_dagster import MemoryStore, ObjectStore, StatePath
 from arroyo_dagster.state.model.clock import wall_clock
+from tests.commands import run
 from tests.fleets import Written, legacy_job, protocol_job
 from tests.jobs import listing
 
@@ -35,26 +35,17 @@ def store(url: str) -> ObjectStore:
     return store
 
 
-def run(url: str, *args: str) -> Result:
-    return CliRunner().invoke(cli.main, ["jobs", *args, "--url", url], catch_exceptions=False)
-
-
 def rows(url: str, *args: str) -> dict[str, Any]:
     """What is said of each row: None, or what can be reclaimed."""
-    result = run(url, *args, "--json")
-    found = json.loads(result.stdout)
-    return {
-        "/".join(filter(None, (row["pipeline"], row["job"]))): row["abandoned"] for row in found
-    }
+    jobs = json.loads(run(url, "jobs", *args, "--json").stdout)
+    return {"/".join(filter(None, (row["pipeline"], row["job"]))): row["abandoned"] for row in jobs}
 
 
 def stored_bytes(store: ObjectStore, prefix: str) -> int:
     return sum(info.size_bytes for info in store.list(prefix))
 
 
-def test_without_a_source_of_status_only_remains_are_abandoned(
-    url: str, store: ObjectStore
-) -> None:
+def test_without_a_status_source_only_remains_are_abandoned(url: str, store: ObjectStore) -> None:
     found = rows(url)
     assert found.keys() == {"shop/main", "gone/main", "job_1", "shop/deleted"}
     assert {name for name, one in found.items() if one} == {"shop/deleted"}
@@ -62,28 +53,24 @@ def test_without_a_source_of_status_only_remains_are_abandoned(
     assert "no command deletes it" in found["shop/deleted"]["next_step"]
 
 
-def test_a_dead_job_is_abandoned_with_its_bytes_and_the_command(
-    url: str, store: ObjectStore
-) -> None:
+def test_dead_job_is_abandoned_with_its_bytes_and_command(url: str, store: ObjectStore) -> None:
     before = listing(store)
     found = rows(url, *KNOWN)
     dead = found["gone/main"]
     assert dead["bytes"] == stored_bytes(store, "gone/main")
     assert dead["next_step"].startswith("arroyo-state gc plan dead-job gone/main")
     assert found["shop/main"] is None
-    lines = run(url, *KNOWN).stdout.splitlines()
+    lines = run(url, "jobs", *KNOWN).stdout.splitlines()
     (line,) = (line for line in lines if "gone" in line and "abandoned" in line)
     assert "objects; " in line
     assert "Next: arroyo-state gc plan dead-job gone/main" in line
     assert listing(store) == before
     command = shlex.split(dead["next_step"].partition(",")[0])[1:]
-    plan = CliRunner().invoke(cli.main, [*command, *KNOWN, "--url", url, "--json"])
+    plan = run(url, *command, *KNOWN, "--json")
     assert plan.exit_code == 0, plan.output
 
 
-def test_an_unreadable_job_is_not_abandoned_unless_a_source_says_so(
-    url: str, store: ObjectStore
-) -> None:
+def test_unreadable_job_is_not_abandoned_unless_known_gone(url: str, store: ObjectStore) -> None:
     store.put(GONE.current_generation, b"damaged")
     assert rows(url)["gone/main"] is None
     dead = rows(url, *KNOWN)["gone/main"]

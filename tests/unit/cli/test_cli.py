@@ -171,9 +171,7 @@ def test_a_wrong_url_is_one_clear_error(url: str, kind: str) -> None:
         assert failure(*command, url=url)["type"] == kind
 
 
-def test_no_url_at_all_is_an_error_that_says_where_to_give_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_url_is_an_error_that_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in grammar.URL_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     configure(None)
@@ -225,9 +223,7 @@ def test_a_wrong_command_line_exits_with_2(command: Sequence[str]) -> None:
 # ---- reading writes nothing and loads little -----------------------------------------------------
 
 
-def test_reading_commands_write_nothing(
-    words: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_commands_do_not_write(words: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(words.list())
     counting = Counting(words)
     monkeypatch.setattr(opening, "get_storage_provider", lambda url: counting)
@@ -308,9 +304,7 @@ def test_run_as_json_is_one_document_and_the_epochs_go_to_stderr(module: str) ->
         ("{}:needs", "without arguments"),
     ],
 )
-def test_a_pipeline_that_cannot_be_found_is_one_error_and_nothing_is_written(
-    module: str, target: str, says: str
-) -> None:
+def test_pipeline_that_cannot_be_found_is_one_error(module: str, target: str, says: str) -> None:
     url = f"memory://{module}-3"
     assert says in failure("run", target.format(module), url=url)["message"]
     assert failure("jobs", url=url)["type"] == "NotFoundError"

@@ -97,9 +97,7 @@ def test_sections_of_groups_are_nested(home: Path) -> None:
         ("arroyo_db = 'postgresql://me:hunter2hunter2@host/x'", "arroyo_db", "secret"),
     ],
 )
-def test_a_wrong_key_is_refused_with_the_file_and_the_key(
-    home: Path, text: str, key: str, why: str
-) -> None:
+def test_wrong_key_is_refused_with_file_and_key(home: Path, text: str, key: str, why: str) -> None:
     (home / "arroyo-state.toml").write_text(text)
     done = run("jobs", "--url", f"{home}/first")
     assert (done.exit_code, done.stdout) == (1, "")

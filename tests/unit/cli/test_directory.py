@@ -104,9 +104,7 @@ def test_disagreements_are_shown(root: str, server: Loopback) -> None:
 @pytest.mark.parametrize(
     ("reply", "kind"), [(Reply(401, {}), "InputError"), (Reply(503, {}), "StorageError")]
 )
-def test_a_server_that_does_not_answer_leaves_the_list_and_is_reported_once(
-    root: str, reply: Reply, kind: str
-) -> None:
+def test_server_that_does_not_answer_is_reported_once(root: str, reply: Reply, kind: str) -> None:
     with serving(lambda path, query: reply) as server:
         for command in (("jobs",), ("show", "job_d14OMmRXhf")):
             result = run(root, *command, "--arroyo-api", server.url)

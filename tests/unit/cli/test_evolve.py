@@ -83,9 +83,7 @@ def test_the_plan_is_one_json_document(jobs: tuple[SurgeryJob, SurgeryJob]) -> N
     assert "operators were matched without the graphs of the pipelines" in " ".join(plan["unknown"])
 
 
-def test_overrides_come_from_a_file_and_from_options(
-    jobs: tuple[SurgeryJob, SurgeryJob], tmp_path: Path
-) -> None:
+def test_overrides_of_file_and_options(jobs: tuple[SurgeryJob, SurgeryJob], tmp_path: Path) -> None:
     _, job = jobs
     file = tmp_path / "changes.yaml"
     file.write_text("drop: [tumbling_4, SessionWindow<4s>]\nmap: {join_11: join_21}\n")

@@ -22,9 +22,7 @@ def store(url: str) -> ObjectStore:
     return found
 
 
-def test_a_plan_is_shown_stored_and_carried_out(
-    url: str, store: ObjectStore, tmp_path: Path
-) -> None:
+def test_plan_is_shown_stored_and_executed(url: str, store: ObjectStore, tmp_path: Path) -> None:
     before = listing(store)
     file = tmp_path / "plan.json"
     args = ("gc", "plan", "expire", "main", "--keep", "3")
@@ -59,9 +57,7 @@ def test_a_plan_of_an_arroyo_job_says_why_no_epoch_expires(tmp_path: Path) -> No
     assert "8 epochs, all needed: 2 newest kept, 6 of the ten before the newest" in shown
 
 
-def test_what_was_moved_aside_is_listed_brought_back_and_purged(
-    url: str, store: ObjectStore
-) -> None:
+def test_quarantine_is_listed_undeleted_and_purged(url: str, store: ObjectStore) -> None:
     before = without_ours(store)
     done = document(url, "gc", "run", "expire", "main", "--keep", "2", "--quarantine", "--yes")
     (there,) = document(url, "gc", "undelete", "main")
@@ -120,9 +116,7 @@ def test_every_object_is_explained(url: str, store: ObjectStore) -> None:
         assert run(url, "gc", "explain", missing).exit_code == 1
 
 
-def test_a_job_of_arroyo_s_is_explained_and_collected_once_it_is_known_to_have_stopped(
-    tmp_path: Path,
-) -> None:
+def test_arroyo_job_is_explained_and_collected_once_it_has_stopped(tmp_path: Path) -> None:
     url = unpack("leader", tmp_path)
     root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
     directory = "generations/1/checkpoints/checkpoint-0000010/operator-SessionWindow%3C4s%3E"
@@ -198,9 +192,7 @@ def test_orphans_first_purges_what_has_been_in_quarantine_for_a_week(tmp_path: P
     assert document(url, "gc", "undelete", job) == []
 
 
-def test_a_job_that_is_gone_and_cannot_be_read_is_moved_aside_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_unreadable_dead_job_goes_to_quarantine_only(tmp_path: Path) -> None:
     url = unpack("leader", tmp_path)
     root = "pl_4BjSq2rVmU/job_U5O5jKZxJg"
     store = open_store(url)

@@ -74,31 +74,24 @@ def run(store: MemoryStore, command: str, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_may_not_wait_is_skipped_with_the_holder(
-    command: str, store: MemoryStore
-) -> None:
-    with lease(store, PATHS, "nightly compaction"):
-        before = without_leases(store)
-        found = run(store, command, "--lease-wait", "0")
-        assert without_leases(store) == before
-    assert found.exit_code == EXIT_SKIPPED, found.output
-    assert f"/{os.getpid()}" in found.stderr
-    assert "nightly compaction" in found.stderr
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_waits_for_the_lease(
+def test_command_waits_for_the_lease_or_is_skipped(
     command: str, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as held:
         held.enter_context(lease(store, PATHS, "nightly compaction"))
+        before = without_leases(store)
+        skipped = run(store, command, "--lease-wait", "0")
+        assert skipped.exit_code == EXIT_SKIPPED, skipped.output
+        assert f"/{os.getpid()}" in skipped.stderr
+        assert without_leases(store) == before
         for kind in (LeaseOptions, Pace, CompactionOptions):
             defaults = kind.__init__.__kwdefaults__
             released = {**defaults, "sleep": lambda seconds: held.close()}
             monkeypatch.setattr(kind.__init__, "__kwdefaults__", released)
-        found = run(store, command)
-    assert found.exit_code == 0, found.output
-    assert "nightly compaction" in found.stderr
+        done = run(store, command)
+    assert done.exit_code == 0, done.output
+    for result in (skipped, done):
+        assert "nightly compaction" in result.stderr
 
 
 @pytest.fixture

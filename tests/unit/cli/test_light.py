@@ -53,17 +53,18 @@ SAVED = (
 """What a saved query does without that reads only metadata. Polars loads modules of Python."""
 
 
-def loaded(command: Sequence[str]) -> set[str]:
+def loaded(*commands: Sequence[str]) -> set[str]:
+    """The modules that are loaded in a process which runs some commands one after the other."""
     code = f"""
 import json, sys
 from arroyo_dagster.cli import main
-try:
-    main({list(command)!r})
-except SystemExit as ended:
-    assert not ended.code, ended.code
-finally:
-    sys.stdout.flush()
-    print("\\n" + json.dumps(sorted(sys.modules)))
+for command in {commands!r}:
+    try:
+        main(command)
+    except SystemExit as ended:
+        assert not ended.code, (command, ended.code)
+sys.stdout.flush()
+print("\\n" + json.dumps(sorted(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
@@ -78,40 +79,31 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize(
-    ("command", "banned"),
-    [
-        (["jobs"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
-        (["epochs", "main"], NEVER | CLIENTS | ASKING | ARROW | WRITING | METADATA),
-        (["sql", "--list"], NEVER | CLIENTS),
-        (["sql", "@leases", "main"], SAVED | PROTOBUF | {RECORDS}),
-        (["sql", "@growth", "main"], SAVED - {CATALOGUE}),
-        (["sql", "@pins", "main"], SAVED | PROTOBUF),
-        (["sql", "@journal", "main"], SAVED | PROTOBUF),
-        (["sql", "@watermarks", "main"], SAVED),
-        (["gc", "purge", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
-        (["gc", "undelete", "main"], NEVER | CLIENTS | ASKING | ARROW | METADATA),
-        # `pyarrow.parquet` loads ssl itself.
-        (["show", "main"], NEVER - {"polars"}),
-        (["rows", "main", "count", "counts"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["verify", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["health"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["health", "--level", "4"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["compact", "plan"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["compact", "plan", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["compact", "run", "main"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["rollback", "main", "1"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-        (["gc", "plan", "expire", "main", "--keep", "9"], NEVER | CLIENTS | METADATA),
-        (["gc", "explain", "words/main/"], NEVER | CLIENTS | METADATA | WITHOUT_STORES),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_command_loads_only_what_it_needs(
-    root: str, command: Sequence[str], banned: set[str]
-) -> None:
-    found = loaded([*command, "--url", root])
-    assert "click" in found
-    assert not banned & found
+METADATA_ONLY = NEVER | CLIENTS | ASKING | ARROW | METADATA
+ROWS = NEVER | CLIENTS | METADATA | WITHOUT_STORES
+COMMANDS: dict[tuple[str, ...], set[str]] = {
+    ("jobs", "epochs main"): METADATA_ONLY | WRITING,
+    ("sql --list",): NEVER | CLIENTS,
+    ("sql @leases main",): SAVED | PROTOBUF | {RECORDS},
+    ("sql @growth main",): SAVED - {CATALOGUE},
+    ("sql @pins main", "sql @journal main"): SAVED | PROTOBUF,
+    ("sql @watermarks main",): SAVED,
+    ("gc purge main", "gc undelete main"): METADATA_ONLY,
+    ("show main",): NEVER - {"polars"},  # `pyarrow.parquet` loads ssl itself.
+    ("rows main count counts", "verify main"): ROWS,
+    ("health", "health --level 4"): ROWS,
+    ("compact plan", "compact plan main", "compact run main", "rollback main 1"): ROWS,
+    ("gc plan expire main --keep 9",): NEVER | CLIENTS | METADATA,
+    ("gc explain words/main/",): ROWS,
+}
+"""Commands that one process runs after each other, and what none of them may load."""
+
+
+@pytest.mark.parametrize("commands", COMMANDS, ids=", ".join)
+def test_a_command_loads_only_what_it_needs(root: str, commands: tuple[str, ...]) -> None:
+    modules = loaded(*([*command.split(), "--url", root] for command in commands))
+    assert "click" in modules
+    assert not COMMANDS[commands] & modules
 
 
 def test_help_loads_no_command() -> None:

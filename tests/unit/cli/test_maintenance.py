@@ -46,9 +46,7 @@ def test_compact_shows_the_plan_and_changes_nothing_until_yes(url: str, store: O
     assert "merged already" in again.stdout or "one file or none" in again.stdout
 
 
-def test_a_plan_names_its_inputs_what_a_restore_opens_and_why_the_rest_is_left(
-    url: str, store: ObjectStore
-) -> None:
+def test_plan_names_inputs_files_opened_and_files_left(url: str, store: ObjectStore) -> None:
     plan = document(url, "compact", "plan", "main", "--policy", "levels", "--max-tables", "1")
     taken = {path for one in plan["merges"] for path in _paths(one)}
     assert {one["path"] for one in plan["inputs"]} == taken

@@ -46,9 +46,7 @@ def is_masked(value: object) -> bool:
 # ---- rows ----------------------------------------------------------------------------------------
 
 
-def test_options_the_environment_and_the_file_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_option_variable_and_file_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert not any(is_masked(one) for row in rows() for one in row.values())
     assert all(is_masked(row["word"]) for row in rows("--private", "word"))
@@ -139,9 +137,7 @@ def test_without_private_columns_the_same_queries_answer(people: tuple[Path, str
     assert all(one in answer.stdout for one in PEOPLE)
 
 
-def test_masked_columns_keep_their_types_and_public_ones_their_values(
-    people: tuple[Path, str],
-) -> None:
+def test_masked_columns_keep_types_and_public_ones_values(people: tuple[Path, str]) -> None:
     file, url = people
     private = ("--private", "email", "--private", "_key", "--json")
     query = "select * from counts order by n"

@@ -14,7 +14,7 @@ from arroyo_dagster import MemoryStore, Progress, configure
 from arroyo_dagster.cli import main, rendering
 from arroyo_dagster.cli.rendering import show_progress
 from arroyo_dagster.state.model.progress import ProgressUnit
-from tests.jobs import run_word_job
+from tests.jobs import copy_into, run_word_job
 
 
 def report(done: int, seconds: float) -> Progress:
@@ -74,12 +74,18 @@ REPORTING = {
 }
 
 
+@pytest.fixture(scope="module")
+def job() -> MemoryStore:
+    store = MemoryStore()
+    run_word_job(store, rows=24, rows_per_epoch=2, sinks=0, keep_epochs=None)
+    return store
+
+
 @pytest.mark.parametrize("words", REPORTING, ids=" ".join)
 def test_each_command_that_may_take_long_reports_how_far_it_is_and_the_time_left(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], job: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MemoryStore("cli-progress")
-    run_word_job(store, rows=24, rows_per_epoch=2, sinks=0, keep_epochs=None)
+    store = copy_into(MemoryStore("cli-progress"), job)
     seconds = itertools.count(0.0, 10.0)  # each look at the clock is ten seconds later
     monkeypatch.setattr(rendering, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     try:

@@ -114,9 +114,7 @@ def test_a_window_is_kept_to(job: ArroyoJob, model: ModelArroyo) -> None:
     assert told["rewrite"]["done"]
 
 
-def test_a_job_that_is_down_is_told_and_started_by_the_next_call_at_any_time(
-    job: ArroyoJob, model: ModelArroyo
-) -> None:
+def test_job_left_down_is_started_by_the_next_call(job: ArroyoJob, model: ModelArroyo) -> None:
     before = content(job.store, job.paths)
     with arroyo(model, Faults(at=14, until=10**9)) as server:
         failed = window(job, server.url, "--now", "--yes", "--limit", "start_seconds=0.3")
@@ -142,9 +140,7 @@ def held_by_a_dead_process(job: ArroyoJob, seconds: float) -> None:
     job.store.put(path, left)
 
 
-def test_a_call_after_a_killed_window_says_that_the_job_is_down_and_starts_it(
-    job: ArroyoJob, model: ModelArroyo
-) -> None:
+def test_call_after_a_killed_window_starts_the_job(job: ArroyoJob, model: ModelArroyo) -> None:
     """Also while the lease of the killed process has not run out, and outside of the window."""
     with arroyo(model, Faults(at=14, until=10**9)) as server:
         window(job, server.url, "--now", "--yes", "--limit", "start_seconds=0.3")

@@ -36,9 +36,7 @@ def newest(store: ObjectStore) -> int:
     return ParquetBackend(store, word_job(store, **JOB).paths).epochs()[-1]
 
 
-def test_rollback_shows_the_plan_and_changes_nothing_until_yes(
-    url: str, store: ObjectStore
-) -> None:
+def test_rollback_shows_its_plan_and_waits_for_yes(url: str, store: ObjectStore) -> None:
     before = listing(store)
     shown = run(url, "rollback", "main", "4")
     assert shown.exit_code == 0
@@ -60,9 +58,7 @@ def test_without_an_epoch_the_restorable_ones_are_listed(url: str, store: Object
     assert run(url, "rollback", "main", "--yes").exit_code == 2
 
 
-def test_run_from_epoch_goes_back_once_and_runs_on(
-    url: str, store: ObjectStore, tmp_path: Path
-) -> None:
+def test_run_from_epoch_goes_back_only_once(url: str, store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "words.py").write_text(CODE)
     command = ("run", f"{tmp_path}/words.py:pipeline", "--from-epoch", "4", "--epochs", "2")
     first = run(url, *command)

@@ -22,9 +22,7 @@ def run(*args: object, stdin: str | None = None) -> Result:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_what_is_generated_passes_check_and_test(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generated_file_passes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("generate", kind, "new-words", "--namespace", "my-team")
     assert (result.exit_code, result.stderr) == (0, "")

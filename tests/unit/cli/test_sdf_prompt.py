@@ -99,9 +99,7 @@ def test_answers_follow_the_run_and_the_end_of_the_input_stops_it(
     assert (again.exit_code, again.stdout) == (0, "")
 
 
-def test_wrong_commands_are_told_and_the_run_goes_on(
-    tmp_path: Path, started: Callable[..., Result]
-) -> None:
+def test_wrong_commands_end_no_run(tmp_path: Path, started: Callable[..., Result]) -> None:
     result = started(
         "show stat",
         "show state 'a",
@@ -139,9 +137,7 @@ def test_private_columns_are_masked(tmp_path: Path, started: Callable[..., Resul
 @pytest.mark.parametrize(
     "flags", [("--spark",), ("--source", "asked=stdin")], ids=["spark", "stdin"]
 )
-def test_what_reads_the_standard_input_itself_has_no_prompt(
-    flags: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_prompt_is_refused_beside_other_stdin(flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ["sdf", "run", str(WORDS), "--url", str(tmp_path), "--prompt", *flags]
     result = CliRunner().invoke(cli.main, words)
     assert (result.exit_code, "--prompt: not with --spark" in result.stderr) == (2, True)

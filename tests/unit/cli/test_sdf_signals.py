@@ -40,9 +40,7 @@ def started(folder: Path, *flags: str, **options: Any) -> subprocess.Popen[bytes
     )
 
 
-def test_lines_that_are_piped_in_come_out_and_the_end_of_the_pipe_ends_the_run(
-    tmp_path: Path,
-) -> None:
+def test_piped_lines_come_out_and_the_end_of_the_pipe_ends_the_run(tmp_path: Path) -> None:
     process = started(
         tmp_path,
         *("--source", "typed=stdin", "--sink", "shouted=stdout"),

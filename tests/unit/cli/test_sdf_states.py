@@ -96,7 +96,7 @@ def test_show_state_shows_the_rows_of_both_kinds(words: tuple[Path, Path]) -> No
         (["--filter", "("], "not a regular expression"),
     ],
 )
-def test_e47_an_unknown_namespace_names_the_nearest(
+def test_e47_names_the_nearest_namespace(
     words: tuple[Path, Path], args: list[str], said: str
 ) -> None:
     result = run("show", words[0], *args, "--url", words[1])

@@ -215,9 +215,7 @@ def test_the_documented_commands_show_their_plan(
 # ---- in a window ---------------------------------------------------------------------------------
 
 
-def test_the_documented_windows_are_carried_out(
-    job: SurgeryJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_windows_are_executed(job: SurgeryJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controlled_job, "POLL_SECONDS", 0.01)
     surgery_job(Layout.LEGACY, epochs=5, name="job_a", store=job.store)
     lines = blocks("docs/edit-state.md", "sh")[1].splitlines()
@@ -237,9 +235,7 @@ def test_the_documented_windows_are_carried_out(
         (("--window", "--arroyo-api", "http://x", "--yes", "--approve", "d"), "another digest"),
     ],
 )
-def test_options_that_do_not_go_with_a_window(
-    job: SurgeryJob, args: tuple[str, ...], told: str
-) -> None:
+def test_options_refused_with_a_window(job: SurgeryJob, args: tuple[str, ...], told: str) -> None:
     refused = run(job, "delete-key", "job_x", "k1", *args)
     assert (refused.exit_code, told in refused.stderr) == (2, True), refused.output
 

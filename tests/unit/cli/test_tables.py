@@ -104,9 +104,7 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_jobs_has_one_line_per_job_and_says_what_they_share_once(
-    columns: int, flights: Path
-) -> None:
+def test_jobs_prints_a_line_per_job_and_shared_facts_once(columns: int, flights: Path) -> None:
     shown = on_terminal(columns, "jobs", "--url", str(flights), NO_COLOR="1")
     assert max(map(cell_len, shown.splitlines())) <= columns
     assert all(shown.count(job) == 1 for job in JOBS)

@@ -44,11 +44,10 @@ from arroyo_dagster.state import (
     global_table_config,
     run_compaction,
 )
-from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
+from arroyo_dagster.state.codec.metadata import decode_manifest, decode_operator, encode_manifest
 from arroyo_dagster.state.codec.records import decode_epoch_record
 from arroyo_dagster.state.metadata.backend import ProtocolBackend
 from arroyo_dagster.state.metadata.lease import newest_lease
-from arroyo_dagster.state.model.checkpoints import Manifest
 from arroyo_dagster.state.model.compaction import CompactionRecord, Merged
 from arroyo_dagster.state.model.layout import is_compacted
 from arroyo_dagster.state.model.objects import ObjectKind, object_name
@@ -98,7 +97,7 @@ def counts(rows: int) -> dict[str, int]:
 
 @LAYOUTS
 @pytest.mark.parametrize("sinks", [0, 1])
-def test_epoch_is_in_the_store_as_it_is_returned(
+def test_returned_epoch_is_stored(
     layout: Layout, sinks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = functools.partial(JobRun.start, clock=lambda: NOW)
@@ -228,9 +227,7 @@ class Noting(SinkInto):
 
 
 @LAYOUTS
-def test_sink_commits_the_data_of_each_epoch_once_it_is_published(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_commits_each_published_epoch(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Noting, "asked", [])
     store = MemoryStore()
     made = Pipeline("words", layout=layout)
@@ -584,9 +581,7 @@ def test_run_goes_on_where_not_even_what_is_overdue_can_be_counted(error: Except
 # ---- how a run begins and ends -------------------------------------------------------------------
 
 
-def test_damaged_newest_epoch_names_the_command_that_goes_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_damaged_newest_epoch_names_the_rollback_command(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     made = job(store)
     run_on(store, made, 2)
@@ -683,22 +678,8 @@ def test_job_whose_newest_epoch_does_not_say_that_it_ended_is_not_finished(progr
     assert finished(store, made) == newest
     assert newest.progress is not None
     said = None if progress == "none" else replace(newest.progress, exhausted=False)
-    assert newest.worker_generation is not None
-    assert newest.pipeline is not None
-    manifest = Manifest(
-        pipeline=newest.pipeline,
-        job=newest.job,
-        worker_generation=newest.worker_generation,
-        epoch=newest.epoch,
-        min_epoch=newest.min_epoch,
-        start_time_micros=newest.start_time_micros,
-        finish_time_micros=newest.finish_time_micros,
-        needs_commit=False,
-        operators=newest.operators,
-        parent_ref=newest.parent_ref,
-        progress=said,
-    )
-    store.put(newest.ref, encode_manifest(manifest))
+    manifest = decode_manifest(store.read(newest.ref), newest.ref)
+    store.put(newest.ref, encode_manifest(replace(manifest, progress=said)))
     assert finished(store, made) is None
 
 

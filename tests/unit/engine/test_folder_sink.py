@@ -46,9 +46,7 @@ def contents(store: ObjectStore) -> dict[StatePath, bytes]:
     return {info.path: store.read(info.path) for info in store.list()}
 
 
-def test_no_rows_pass_through_the_process_that_commits(
-    sink_on: Callable[[ObjectStore], ParquetSink],
-) -> None:
+def test_commit_reads_and_writes_no_rows(sink_on: Callable[[ObjectStore], ParquetSink]) -> None:
     store = Counting(staged())
     sink_on(store).commit(Epoch(7), DATA)
     assert contents(store.inner) == CONTENTS
@@ -76,9 +74,7 @@ def test_a_commit_killed_after_any_change_is_completed_by_the_next(
                 assert contents(store) == CONTENTS, (at, mode)
 
 
-def test_a_file_that_is_nowhere_is_an_error_and_nothing_is_deleted(
-    sink_on: Callable[[ObjectStore], ParquetSink],
-) -> None:
+def test_missing_file_is_an_error(sink_on: Callable[[ObjectStore], ParquetSink]) -> None:
     store = staged()
     store.delete_many([StatePath(f"_staging/p/j/sink/{NAMES[2]}")])
     before = len(contents(store))

@@ -7,7 +7,6 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster.errors import InputError
 from arroyo_dagster.spark.surgery import bootstrap
 from arroyo_dagster.state.operations.surgery.computed_rows import RowFacts
 
@@ -27,12 +26,3 @@ def test_every_row_is_in_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     results = [pickle.loads(one.column(0)[0].as_py()) for one in done]
     assert sum(facts.expired for facts, _ in results) == 1000
     assert list(bootstrap._on_blocks(work, ["n"])(iter([]))) == []
-
-
-def test_an_error_of_a_block_is_sent_to_the_driver() -> None:
-    def work(block: pa.Table) -> tuple[RowFacts, tuple[()]]:
-        raise InputError("does not fit")
-
-    (done,) = bootstrap._on_blocks(work, ["n"])(iter(pa.table({"n": [1]}).to_batches()))
-    error = pickle.loads(done.column(0)[0].as_py())
-    assert isinstance(error, InputError)

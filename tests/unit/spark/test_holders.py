@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -33,7 +34,13 @@ from arroyo_dagster.spark.engine.holders.messages import Channel, Meeting, Secre
 from arroyo_dagster.spark.engine.holders.slot import ProcessId, WorkerSlot
 from arroyo_dagster.spark.engine.holders.subtasks import LevelWork
 from arroyo_dagster.spark.engine.worker import run_level
-from arroyo_dagster.state import ObjectStore, TableConfig, global_table_config, open_store
+from arroyo_dagster.state import (
+    MemoryStore,
+    ObjectStore,
+    TableConfig,
+    global_table_config,
+    open_store,
+)
 from tests.holders import (
     HeldRun,
     Workers,
@@ -116,8 +123,9 @@ class CountAgain(Operator):
             times.insert(n, (times.get(n) or 0) + 1)
 
 
-def _expected(tmp_path: Path) -> Any:
-    store, pipeline = _store(tmp_path, "expected"), _counting(tmp_path)
+@functools.cache
+def _expected() -> Any:
+    store, pipeline = MemoryStore(), _counting(Path("nowhere"))
     run_pipeline(pipeline, store)
     return tables_of(store, newest(store, pipeline))
 
@@ -150,7 +158,7 @@ def test_a_subtask_is_taken_over_from_a_holder_that_ended(tmp_path: Path, when: 
             run.run()
     # The other level of the same process is taken over by the process that has come.
     assert _lost(run) == ([[], [1, 2], [], []] if when == "before" else [[], [2], [1], []])
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
 def _in_a_holder() -> None:
@@ -177,7 +185,7 @@ def test_user_code_that_ends_every_process_fails_the_task(tmp_path: Path) -> Non
         assert newest(store, pipeline).epoch == 1
         with held_run(pipeline, store, workers) as run:
             run.run()
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
 # ---- a holder answers late -----------------------------------------------------------------------
@@ -200,7 +208,7 @@ def test_a_holder_that_hangs_is_ended_and_its_subtask_taken_over(tmp_path: Path)
             run.run()
         wait_until_ended(hung)
     assert _lost(run)[1] == [1, 2]
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
 # ---- who asks ------------------------------------------------------------------------------------
@@ -247,9 +255,7 @@ def test_the_secret_is_not_in_any_text(shared: Workers) -> None:
 
 
 @pytest.mark.parametrize("chosen", [0, 1])
-def test_an_epoch_that_two_tasks_ask_for_counts_once(
-    tmp_path: Path, shared: Workers, chosen: int
-) -> None:
+def test_epoch_asked_for_twice_counts_once(tmp_path: Path, shared: Workers, chosen: int) -> None:
     """Whichever report the driver takes: of a speculative task, or of one that Spark retried."""
     store, pipeline = _store(tmp_path), _counting(tmp_path)
 
@@ -261,7 +267,7 @@ def test_an_epoch_that_two_tasks_ask_for_counts_once(
 
     with held_run(pipeline, store, shared, ask) as run:
         run.run()
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
 ASKER = """
@@ -306,7 +312,7 @@ def test_a_cancelled_task_ends_the_user_code_that_ran_for_it(tmp_path: Path) -> 
     with started_workers() as workers, held_run(pipeline, store, workers, ask) as run:
         run.run()
     assert _lost(run) == [[], [1, 2], [], []]
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
 # ---- the life of a holder ------------------------------------------------------------------------
@@ -332,18 +338,16 @@ def test_a_holder_ends_with_its_owner_even_in_the_middle_of_user_code(tmp_path: 
         wait_until_ended(process)
     # No other holder can be started, and the worker does without.
     assert {place.holder for place in run.placed[-1]} == {None}
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
-def test_a_worker_that_cannot_start_a_process_keeps_the_state_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_without_holder_keeps_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, pipeline = _store(tmp_path), _counting(tmp_path)
     monkeypatch.setattr("arroyo_dagster.spark.engine.holders.slot._START", "raise SystemExit(1)")
     with started_workers() as workers, held_run(pipeline, store, workers) as run:
         run.run()
     assert {place.holder for places in run.placed for place in places} == {None}
-    assert tables_of(store, newest(store, pipeline)) == _expected(tmp_path)
+    assert tables_of(store, newest(store, pipeline)) == _expected()
 
 
 def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> None:
@@ -371,9 +375,7 @@ def test_subtasks_that_moved_are_dropped(tmp_path: Path, shared: Workers) -> Non
     assert [found.copies[epoch] for epoch in range(1, epochs + 1)] == [4, 4, 5, 4, 4, 4]
 
 
-def test_runs_of_different_jobs_do_not_drop_each_others_subtasks(
-    tmp_path: Path, shared: Workers
-) -> None:
+def test_jobs_do_not_drop_each_others_subtasks(tmp_path: Path, shared: Workers) -> None:
     logs = [tmp_path / name for name in ("one", "two")]
     pipelines = [
         located_pipeline(log, epochs=3, parallelism=2, name=f"job{number}")

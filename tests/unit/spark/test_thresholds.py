@@ -32,7 +32,7 @@ SMALL = {"size_bytes": 999_999, "files": 9, "objects": 99}
         (WorkAmount(**SMALL), StepEngine.IN_PROCESS, None),
     ],
 )
-def test_any_threshold_that_is_reached_chooses_spark(
+def test_thresholds_choose_spark(
     amount: WorkAmount, engine: StepEngine, reason: str | None
 ) -> None:
     choice = LIMITS.choose("merge files", amount)

@@ -17,30 +17,26 @@ from arroyo_dagster.spark.settings import SparkSettings, runs_in_process
 from arroyo_dagster.spark.versions import NEWEST, OLDEST
 from tests.test_repository import pyproject
 
-
-def _source() -> object:
-    return importlib.import_module("arroyo_dagster.spark.query.source")
-
-
-def _connect() -> object:
-    return open_session(SparkSettings(remote="sc://127.0.0.1:1"))
-
-
-def _session_of_connect() -> object:
-    return runs_in_process(SimpleNamespace(client=None))
-
-
-def _any() -> object:
-    return open_session(SparkSettings(master="local[1]"))
+SOURCE = "arroyo_dagster.spark.query.source"
+CONNECT = SparkSettings(remote="sc://127.0.0.1:1")
+LOCAL = SparkSettings(master="local[1]")
 
 
 @pytest.mark.parametrize(
     ("installed", "use", "message"),
     [
-        ("3.5.9", _source, "the data source `arroyo` needs pyspark 4.0 or newer; 3.5.9 is"),
-        ("3.5.9", _connect, "Spark Connect needs pyspark 4.0 or newer; 3.5.9 is installed"),
-        ("3.5.9", _session_of_connect, "Spark Connect needs pyspark 4.0 or newer; 3.5.9 is"),
-        ("3.4.4", _any, "arroyo_dagster needs pyspark 3.5 or newer; 3.4.4 is installed"),
+        (
+            "3.5.9",
+            lambda: importlib.import_module(SOURCE),
+            "the data source `arroyo` needs pyspark 4.0 or newer; 3.5.9",
+        ),
+        ("3.5.9", lambda: open_session(CONNECT), "Spark Connect needs pyspark 4.0 or newer; 3.5.9"),
+        (
+            "3.5.9",
+            lambda: runs_in_process(SimpleNamespace(client=None)),
+            "Spark Connect needs pyspark 4.0 or newer; 3.5.9",
+        ),
+        ("3.4.4", lambda: open_session(LOCAL), "arroyo_dagster needs pyspark 3.5 or newer; 3.4.4"),
     ],
 )
 def test_what_a_pyspark_is_too_old_for_is_refused_in_one_line(
@@ -48,10 +44,10 @@ def test_what_a_pyspark_is_too_old_for_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr("pyspark.__version__", installed)
     monkeypatch.setattr("arroyo_dagster.spark.session._active_session", lambda: None)
-    monkeypatch.delitem(sys.modules, "arroyo_dagster.spark.query.source", raising=False)
+    monkeypatch.delitem(sys.modules, SOURCE, raising=False)
     with pytest.raises(InputError) as raised:
         use()
-    assert raised.value.message.startswith(message)
+    assert raised.value.message.startswith(f"{message} is installed")
     needed = message.split(" pyspark ")[1].split()[0]
     assert raised.value.next_step == f"install it: pip install 'pyspark>={needed},<5'"
 
@@ -61,9 +57,7 @@ def test_the_declared_versions_are_those_of_the_module() -> None:
     assert declared == f"pyspark>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}"
 
 
-def test_packages_of_another_environment_are_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_packages_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a notebook of Databricks, whose environment sees the packages of the cluster's.
     folder = tmp_path / "site-packages"
     folder.mkdir()

@@ -68,8 +68,6 @@ def test_a_probe_is_no_object_and_is_checked_by_its_content(tmp_path: Path) -> N
         ("ExecutorLostFailure (executor 1 exited)", None),
     ],
 )
-def test_what_every_attempt_would_lack_is_told_from_what_may_pass(
-    text: str, expected: str | None
-) -> None:
+def test_permanent_failures_of_workers_are_recognized(text: str, expected: str | None) -> None:
     found = _what_workers_lack(text)
     assert (found is None) if expected is None else (expected in str(found))

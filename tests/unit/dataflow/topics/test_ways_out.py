@@ -14,6 +14,7 @@ import pytest
 
 from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.storage.boundary import SINK_SCHEMA
+from arroyo_dagster.dataflow.topics import segments
 from arroyo_dagster.dataflow.topics.cells import JsonLines, Shape
 from arroyo_dagster.dataflow.topics.segments import SegmentSource
 from arroyo_dagster.dataflow.topics.sinks import (
@@ -36,6 +37,7 @@ from arroyo_dagster.errors import FormatError, InputError, ProtocolError, Storag
 from arroyo_dagster.state import MemoryStore, StatePath
 from tests.faulty_stores import Before, Crash, FaultInjecting
 from tests.reading import read_on, records
+from tests.stories import outcome, run_story, write_story
 
 COUNT = 9
 LINES = [b'{"n":%d}' % n for n in range(COUNT)]
@@ -281,3 +283,20 @@ def test_what_was_prepared_for_one_sink_is_not_committed_to_another(
     assert raised.value.facts["topic"] == "counts"
     run_pipeline(job(appended(path)), store)
     assert path.read_bytes().splitlines() == LINES
+
+
+def test_records_between_services_go_once_every_reader_has_taken_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed, plain = MemoryStore(uuid.uuid4().hex), MemoryStore(uuid.uuid4().hex)
+    for name, store, kept in (("trimmed", trimmed, 2), ("plain", plain, 1000)):
+        monkeypatch.setattr(segments, "EPOCHS_KEPT", kept)
+        write_story(tmp_path / name, 48, seed=4)
+        run_story(store, tmp_path / name, rows_per_epoch=3)
+    assert outcome(trimmed, tmp_path / "trimmed") == outcome(plain, tmp_path / "plain")
+
+    def left(one: MemoryStore) -> int:
+        return sum("/topics/" in info.path for info in one.list())
+
+    assert left(plain) > 15
+    assert 0 < left(trimmed) <= 6

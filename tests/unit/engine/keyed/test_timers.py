@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from arroyo_dagster.engine import Timers, keyed_timers
 from arroyo_dagster.errors import InputError
 from tests.keyed_subtasks import Subtasks
-
-
-def due(timers: Timers, micros: int) -> list[tuple[int, str]]:
-    found = timers.take_due(micros)
-    if found is None:
-        return []
-    times = found["at"].cast(pa.int64()).to_pylist()
-    return list(zip([time // 1000 for time in times], found["key"].to_pylist(), strict=True))
 
 
 def test_timers_of_one_clock_do_not_become_those_of_the_other() -> None:

@@ -29,9 +29,7 @@ REAL: list[tuple[Any, pa.DataType, str]] = [
 
 
 @pytest.mark.parametrize(("value", "kind", "expected"), REAL)
-def test_a_value_is_encoded_as_a_real_arroyo_does(
-    value: Any, kind: pa.DataType, expected: str
-) -> None:
+def test_value_is_encoded_as_by_arroyo(value: Any, kind: pa.DataType, expected: str) -> None:
     (found,) = encode_argument(pa.array([value], kind)).to_pylist()
     assert found.hex() == expected.replace(" ", "")
 

@@ -23,11 +23,7 @@ from arroyo_dagster.state.model.tables import TimeFile
 PATH = StatePath("j/o/table-t-000")
 OF = {"operator": OperatorId("o"), "table": TableName("t")}
 FILE = TimeFile(
-    epoch=Epoch(3),
-    path=PATH,
-    min_routing_key=0,
-    max_routing_key=2**64 - 1,
-    max_timestamp_micros=7,
+    epoch=Epoch(3), path=PATH, min_routing_key=0, max_routing_key=2**64 - 1, max_timestamp_micros=7
 )
 JOB: dict[str, Any] = {"job": JobId("j"), "epoch": Epoch(3), "token": 1, "created_at_micros": 5}
 COMPACTION = CompactionRecord(

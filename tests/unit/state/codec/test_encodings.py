@@ -14,7 +14,7 @@ import pytest
 from arroyo_dagster.state import GLOBAL_KEY_VALUE_SCHEMA
 from arroyo_dagster.state.codec import encodings
 from arroyo_dagster.state.codec.parquet import encode_pair_columns
-from tests.formats import decode_file, encode_rows
+from tests.formats import decode_file, encode_pairs, encode_rows
 
 ROWS = 20_000
 CHANCE = np.random.default_rng(7)
@@ -145,3 +145,17 @@ def test_keys_of_pairs_get_no_dictionary_and_repeated_values_do() -> None:
     rows, version = decode_file(data, "p")
     assert (rows.column("key").to_pylist(), version) == (keys.to_pylist(), 2)
     assert rows.column("value").to_pylist() == values.to_pylist()
+
+
+def test_a_file_of_pairs_looks_like_one_of_arroyo() -> None:
+    data = encode_pairs([b"b", b"a"], [b"2", b"1"], GLOBAL_KEY_VALUE_SCHEMA, version=3)
+    file = pq.ParquetFile(io.BytesIO(data))
+    column = file.metadata.row_group(0).column(0)
+    assert column.compression == "ZSTD"
+    assert column.statistics is None
+    assert file.metadata.metadata[b"version"] == b"3"
+    assert file.schema.column(0).physical_type == "BYTE_ARRAY"
+    assert file.schema.column(0).max_definition_level == 0
+    rows, version = decode_file(data, "p")
+    assert version == 3
+    assert rows.to_pylist() == [{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2"}]

@@ -330,9 +330,7 @@ def kept_are_restorable(store: ObjectStore, paths: JobPaths, kept: range) -> Non
 
 @pytest.mark.parametrize("mode", ["before", "after", "partial"])
 @pytest.mark.parametrize("paths", [PATHS, LEGACY], ids=["protocol", "legacy"])
-def test_a_crash_at_any_delete_leaves_every_kept_epoch_restorable_and_the_next_call_finishes(
-    paths: JobPaths, mode: str
-) -> None:
+def test_crash_at_any_delete_is_completed_by_the_next_call(paths: JobPaths, mode: str) -> None:
     whole = MemoryStore()
     # In the legacy layout ten epochs before the newest stay whatever is asked for.
     newest, kept = (7, range(5, 8)) if paths is PATHS else (15, range(5, 16))
@@ -392,9 +390,7 @@ def test_cleaning_up_newer_than_the_newest_deletes_nothing() -> None:
     assert listing(store) == before
 
 
-def test_a_manifest_that_nobody_could_read_is_not_published(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unreadable_manifest_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     options: dict[str, Any] = {"rows": 24, "rows_per_epoch": 4, "parallelism": 1}
     run_word_job(store, **options, max_epochs=2)

@@ -71,21 +71,15 @@ def take(
 def test_one_holds_it_and_gives_it_back(clock: Clock, store: MemoryStore) -> None:
     with take(store, "one", clock) as held:
         held.put(SOMETHING, b"1")
-        with (
-            pytest.raises(ConflictError, match="leased by"),
-            take(store, "two", clock),
-        ):
+        with pytest.raises(ConflictError, match="leased by"), take(store, "two", clock):
             pass
     with take(store, "two", clock) as held:
         assert held.lease.token == 2
         assert held.read(SOMETHING) == b"1"
 
 
-def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more(
-    clock: Clock, store: MemoryStore
-) -> None:
-    dead = take(store, "dead", clock)
-    held = dead.__enter__()
+def test_expired_lease_changes_nothing_any_more(clock: Clock, store: MemoryStore) -> None:
+    held = died(store, PATHS, "dead", clock=clock)
     clock.seconds += 61
     with take(store, "next", clock) as new:
         new.put(SOMETHING, b"new")
@@ -101,11 +95,14 @@ def test_a_dead_ones_lease_runs_out_and_it_changes_nothing_any_more(
 
 def test_overlapping_runs_of_one_owner_exclude_each_other(clock: Clock, store: MemoryStore) -> None:
     with take(store, "run 7", clock) as held:
-        with pytest.raises(ConflictError) as error:
+        with pytest.raises(LeaseHeldError) as error:
             take(store, "run 7", clock).__enter__()
         who = f"{platform.node()}/{os.getpid()} (run 7)"
         assert error.value.message.startswith(f"the job is leased by {who} until 00:17:41Z")
         assert error.value.retryable
+        facts = error.value.facts
+        assert (facts["host"], facts["pid"]) == (platform.node(), os.getpid())
+        assert facts["until"] == "00:17:41Z"
         assert error.value.message.endswith("Z: it maintains the job")
         held.put(SOMETHING, b"1")
 
@@ -193,26 +190,18 @@ def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
             held.put(SOMETHING, b"1")
 
 
-@pytest.mark.parametrize("at", [2, 3])
-def test_a_failure_while_it_is_taken_gives_it_back(at: int) -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+@pytest.mark.parametrize(("at", "taken"), [(1, 3), (2, 4), (3, 4)])
+def test_failed_acquisition_is_released(
+    at: int, taken: int, clock: Clock, store: MemoryStore
+) -> None:
+    """And a create that failed takes nothing."""
     leased(store, clock, 3)
     failing = FaultInjecting(store, fail_at=at, error=StorageError("down"))
     with pytest.raises(StorageError, match="down"):
         take(failing, "one", clock).__enter__()
+    assert newest_token(store, PATHS.leases) == taken
     with take(store, "next", clock) as held:
-        assert held.lease.token == 5
-
-
-def test_a_create_that_failed_takes_nothing(clock: Clock, store: MemoryStore) -> None:
-    leased(store, clock, 3)
-    failing = FaultInjecting(store, fail_at=1, error=StorageError("down"))
-    with pytest.raises(StorageError, match="down"):
-        take(failing, "one", clock).__enter__()
-    assert newest_token(store, PATHS.leases) == 3
-    with take(store, "next", clock) as held:
-        assert held.lease.token == 4
+        assert held.lease.token == taken + 1
 
 
 def test_a_lost_answer_to_the_create_is_found_out() -> None:
@@ -256,9 +245,7 @@ def test_a_create_whose_outcome_is_unknown_is_read_back(clock: Clock, store: Mem
         assert held.lease.token == 2
 
 
-def test_what_a_process_could_not_give_back_it_takes_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_takes_an_unreleased_lease_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     store = MemoryStore(clock=clock)
     down = FaultInjecting(store, fail_at=4, error=StorageError("down"))
@@ -283,8 +270,7 @@ def test_an_older_number_that_is_removed_just_then_is_not_won() -> None:
     clock = Clock()
     store = Vanishing(clock=clock)
     leased(store, clock, 3)
-    dead = take(store, "one", clock)
-    dead.__enter__()
+    died(store, PATHS, "one", clock=clock)
     older = PATHS.leases / "0000000002.json"
     store.put(older, store.read(PATHS.leases / "0000000003.json"))
     cut = Hiding(store, lambda path: path.endswith(("0000000003.json", "0000000004.json")))
@@ -319,8 +305,7 @@ def test_deaths_while_leases_are_taken_never_free_an_old_number(at: int) -> None
         assert at == 2  # numbers are taken that `newest.json` does not tell: that is refused
 
 
-def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> None:
-    store, clock = MemoryStore(), Clock()
+def test_holder_stops_shortly_before_the_lease_expires(clock: Clock, store: MemoryStore) -> None:
     with take(store, "one", clock) as held:
         began = clock.seconds
         clock.seconds = began + 60 * 5 / 6 - 0.001
@@ -331,11 +316,8 @@ def test_holder_stops_by_its_own_clock_a_little_before_the_lease_runs_out() -> N
         assert held.read(SOMETHING) == b"1"
 
 
-def test_lease_is_free_at_the_moment_it_runs_out_and_not_before(
-    clock: Clock, store: MemoryStore
-) -> None:
-    dead = take(store, "dead", clock)
-    dead.__enter__()
+def test_lease_is_free_from_its_expiry_on(clock: Clock, store: MemoryStore) -> None:
+    died(store, PATHS, "dead", clock=clock)
     clock.seconds += 60.9  # by the store's clock, whose seconds may be whole
     with pytest.raises(ConflictError):
         take(store, "next", clock).__enter__()
@@ -344,8 +326,7 @@ def test_lease_is_free_at_the_moment_it_runs_out_and_not_before(
         assert held.lease.token == 2
 
 
-def test_what_is_made_sure_of_before_deleting_is_asked_before_each_delete_only() -> None:
-    store, clock = MemoryStore(), Clock()
+def test_precondition_is_asked_before_each_delete_only(clock: Clock, store: MemoryStore) -> None:
     asked: list[bytes] = []
     with take(store, "one", clock) as held:
         held.delete_many([SOMETHING])  # nothing is to be asked yet
@@ -372,8 +353,7 @@ class Sure(Precondition):
 
 
 @pytest.mark.parametrize("anywhere", [True, False])
-def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(anywhere: bool) -> None:
-    store, clock = MemoryStore(), Clock()
+def test_worker_asks_what_it_can_ask(anywhere: bool, clock: Clock, store: MemoryStore) -> None:
     with take(store, "one", clock) as held:
         assert not held.deletes_here
         held.before_deleting = Sure(anywhere)
@@ -388,9 +368,8 @@ def test_a_worker_asks_before_it_deletes_only_what_holds_from_anywhere(anywhere:
         assert held.deletes_here
 
 
-def test_a_worker_that_outlives_the_operation_changes_nothing() -> None:
+def test_worker_outliving_the_operation_changes_nothing(clock: Clock, store: MemoryStore) -> None:
     """Spark leaves attempts running that it has given up: the lease is released meanwhile."""
-    store, clock = MemoryStore(), Clock()
     with take(store, "one", clock) as held:
         worker = pickle.loads(pickle.dumps(held))
         worker.put(SOMETHING, b"1")
@@ -410,9 +389,8 @@ def test_a_worker_that_outlives_the_operation_changes_nothing() -> None:
     assert store.head(StatePath("p/j/copy")) is None
 
 
-def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> None:
+def test_one_owner_twice_tells_both_leases_apart(clock: Clock, store: MemoryStore) -> None:
     """The second one gets no answer to its create, and finds an object that only looks alike."""
-    store, clock = MemoryStore(), Clock()
     failing = FaultInjecting(store, fail_at=2, crash=True)
     with pytest.raises(Crash):
         take(failing, "same", clock).__enter__()
@@ -424,8 +402,7 @@ def test_of_one_owner_twice_neither_takes_the_other_s_lease_for_its_own() -> Non
     assert error.value.message == f"the job is leased by {who}: it maintains the job"
 
 
-def test_number_that_newest_tells_is_taken_although_its_object_is_gone() -> None:
-    store, clock = MemoryStore(), Clock()
+def test_number_of_newest_is_taken_without_its_object(clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "0000000003.json"])
     with take(store, "before", clock) as held:
@@ -445,12 +422,9 @@ HIDDEN = [set(), {"0000000006"}, {"0000000005"}, {"0000000005", "0000000006"}]
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
-def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str]) -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_stale_listing_adds_no_holder(hidden: set[str], clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 5)
-    dead = take(store, "one", clock)
-    holder = dead.__enter__()
+    holder = died(store, PATHS, "one", clock=clock)
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     for owner in ("two", "three"):
         with pytest.raises(ConflictError, match="the job is leased by"):
@@ -465,9 +439,7 @@ def test_a_listing_that_leaves_leases_out_makes_no_second_holder(hidden: set[str
 
 
 @pytest.mark.parametrize("hidden", HIDDEN, ids=["none", "newest", "oldest", "both"])
-def test_no_number_is_given_twice_whatever_a_listing_shows(hidden: set[str]) -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_no_number_is_given_twice(hidden: set[str], clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 6)
     cut = Hiding(store, lambda path: path.rpartition("/")[2].removesuffix(".json") in hidden)
     assert newest_token(cut, PATHS.leases) == 6
@@ -514,11 +486,8 @@ def test_who_needs_too_long_to_take_a_lease_does_not_hold_it(seconds: int, clock
     assert store.head(PATHS.leases / "newest.json") is None
 
 
-def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too(
-    clock: Clock, store: MemoryStore
-) -> None:
-    dead = take(store, "dead", clock)
-    holder = dead.__enter__()
+def test_lease_lost_long_ago_is_lost_in_all_processes(clock: Clock, store: MemoryStore) -> None:
+    holder = died(store, PATHS, "dead", clock=clock)
     elsewhere = Leased.__new__(Leased)
     elsewhere.__dict__.update(holder.__getstate__())
     elsewhere.put(SOMETHING, b"1")
@@ -529,9 +498,7 @@ def test_a_lease_that_was_lost_long_ago_is_lost_in_other_processes_too(
         elsewhere.put(SOMETHING, b"2")
 
 
-def test_leases_of_releases_that_did_not_name_the_newest_go_on(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_leases_continue_without_the_newest_record(clock: Clock, store: MemoryStore) -> None:
     leased(store, clock, 3)
     store.delete_many([PATHS.leases / "newest.json"])
     assert newest_token(store, PATHS.leases) == 3
@@ -540,9 +507,7 @@ def test_leases_of_releases_that_did_not_name_the_newest_go_on(
 
 
 @pytest.mark.parametrize("found", [b"{", b"{}", b'{"token": -1}', b'{"token": true}'])
-def test_a_number_that_cannot_be_read_is_refused(found: bytes) -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_unreadable_number_is_refused(found: bytes, clock: Clock, store: MemoryStore) -> None:
     store.put(PATHS.leases / "newest.json", found)
     with pytest.raises(FormatError) as error:
         take(store, "one", clock).__enter__()
@@ -612,9 +577,7 @@ def test_a_lease_is_counted_by_a_clock_that_nobody_sets(monkeypatch: pytest.Monk
         held.put(SOMETHING, b"1")
 
 
-def test_waiting_ends_when_the_lease_of_a_dead_process_expires(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_waiting_ends_when_a_dead_lease_expires(clock: Clock, store: MemoryStore) -> None:
     died(store, PATHS, "dead", clock=clock)
     began = clock.seconds
 
@@ -630,9 +593,9 @@ def test_waiting_ends_when_the_lease_of_a_dead_process_expires(
 
 
 @pytest.mark.parametrize(("wait", "slept"), [(0, []), (1, [1]), (4, [2, 2]), (5, [2, 2, 1])])
-def test_waiting_takes_the_seconds_that_were_asked_for(wait: int, slept: list[float]) -> None:
-    clock = Clock()
-    store = MemoryStore(clock=clock)
+def test_waiting_takes_the_seconds_that_were_asked_for(
+    wait: int, slept: list[float], clock: Clock, store: MemoryStore
+) -> None:
     died(store, PATHS, "dead", clock=clock)
     found: list[float] = []
     with pytest.raises(ConflictError):
@@ -640,9 +603,7 @@ def test_waiting_takes_the_seconds_that_were_asked_for(wait: int, slept: list[fl
     assert found == slept
 
 
-def test_a_lease_of_another_length_is_held_against_others_so_long(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_lease_is_held_for_its_own_duration(clock: Clock, store: MemoryStore) -> None:
     died(store, PATHS, "long", seconds=300, clock=clock)
     clock.seconds += 300
     with pytest.raises(ConflictError, match="leased by"):
@@ -707,9 +668,7 @@ def test_what_an_older_release_reads_is_still_written(clock: Clock, store: Memor
     assert json.loads(store.read(held.lease.path))["expires_at_micros"] == 0
 
 
-def test_a_lease_taken_over_by_force_is_lost_to_its_holder_at_once(
-    clock: Clock, store: MemoryStore
-) -> None:
+def test_lease_taken_by_force_is_lost_at_once(clock: Clock, store: MemoryStore) -> None:
     held = died(store, PATHS, "hangs", clock=clock)
     with take(store, "breaker", clock, take_over=True) as new:
         assert new.lease.token == 2
@@ -794,7 +753,7 @@ def _calls_of_a_lease() -> int:
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("twice", [False, True])
-def test_an_interrupt_at_any_call_leaves_the_lease_free(
+def test_interrupt_frees_the_lease(
     done: bool, twice: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = _calls_of_a_lease()
@@ -811,9 +770,7 @@ def test_an_interrupt_at_any_call_leaves_the_lease_free(
         assert "arroyo-lease" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_an_interrupt_before_the_renewal_starts_leaves_the_lease_free(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interrupt_before_the_renewal_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 
@@ -833,8 +790,7 @@ def test_a_wait_and_a_take_over_are_told_once_each(clock: Clock, store: MemorySt
     def sleep(seconds: float) -> None:
         clock.seconds += seconds
 
-    dead = take(store, "dead", clock)
-    dead.__enter__()
+    died(store, PATHS, "dead", clock=clock)
     options = LeaseOptions(
         clock=clock, wait_seconds=EXPIRED_SECONDS, sleep=sleep, on_event=told.append
     )
@@ -856,17 +812,6 @@ def test_operations_hand_their_options_on_to_the_lease() -> None:
     asked = SimpleNamespace(lease_wait_seconds=3.0, clock=clock, sleep=sleep, on_lease=tell)
     expected = LeaseOptions(wait_seconds=3.0, clock=clock, sleep=sleep, on_event=tell)
     assert LeaseOptions.of(asked) == expected
-
-
-def test_a_refusal_names_host_pid_and_time(clock: Clock, store: MemoryStore) -> None:
-    with (
-        take(store, "one", clock),
-        pytest.raises(LeaseHeldError) as error,
-    ):
-        take(store, "two", clock).__enter__()
-    facts = error.value.facts
-    assert (facts["host"], facts["pid"]) == (platform.node(), os.getpid())
-    assert facts["until"] == "00:17:41Z"
 
 
 def test_a_holder_may_call_what_takes_the_lease_itself() -> None:

@@ -128,8 +128,6 @@ EQUAL: list[tuple[Any, str, dg.Config]] = [
 
 
 @pytest.mark.parametrize(("wanted", "args", "config"), EQUAL)
-def test_options_and_config_of_each_journey_give_the_same_settings(
-    wanted: Any, args: str, config: dg.Config
-) -> None:
+def test_options_and_config_give_equal_settings(wanted: Any, args: str, config: dg.Config) -> None:
     assert given_to(type(wanted), *args.split()) == wanted
     assert configured(type(wanted), config) == wanted

@@ -103,9 +103,7 @@ def killed_job(epochs: int) -> Any:
     return written_by_word_job(killed=True, max_epochs=epochs, **JOB)
 
 
-def test_a_compaction_stops_between_merges_and_publishes_what_is_done(
-    durations: dict[int, float],
-) -> None:
+def test_compaction_stops_and_publishes_what_is_done(durations: dict[int, float]) -> None:
     store, later = killed_job(8), killed_job(11)
     durations.update(dict.fromkeys((9, 10, 11), 9.0))
     told: list[str] = []
@@ -126,9 +124,7 @@ def test_a_compaction_stops_between_merges_and_publishes_what_is_done(
     assert f"{planned - 1} merges are left out" in told[0]
 
 
-def test_a_job_whose_last_maintenance_slowed_it_down_gets_one_merge(
-    durations: dict[int, float],
-) -> None:
+def test_job_slowed_down_before_gets_one_merge(durations: dict[int, float]) -> None:
     store = killed_job(8)
     begun = [one.finish_micros for one in epoch_times_of(store)][4]
     clock = [begun]
@@ -156,9 +152,7 @@ def epoch_times_of(store: Any) -> list[EpochTime]:
     return slowdown.epoch_times(backend, backend.epochs())
 
 
-def test_gc_pauses_after_each_request_while_checkpoints_are_slower(
-    durations: dict[int, float],
-) -> None:
+def test_gc_pauses_while_checkpoints_are_slower(durations: dict[int, float]) -> None:
     store, later = killed_job(8), killed_job(11)
     durations.update(dict.fromkeys((9, 10, 11), 9.0))
     told: list[str] = []

@@ -51,9 +51,7 @@ def mask(*patterns: str, table: str = "orders", operator: str = "join_2") -> Tab
         ("*.*.nothing", ("anything",), False),
     ],
 )
-def test_full_names_that_end_with_a_pattern_are_private(
-    pattern: str, path: tuple[str, ...], private: bool
-) -> None:
+def test_patterns_match_name_ends(pattern: str, path: tuple[str, ...], private: bool) -> None:
     assert mask(pattern).hides(path) is private
 
 
@@ -135,9 +133,7 @@ def _secret(value: object, hidden: bool) -> object:
     pattern=st.sampled_from(["email", "orders.**.email", "shop.**.email", "**.email"]),
     keys=st.sets(NAMES),
 )
-def test_no_value_of_a_private_field_is_left_at_any_depth(
-    row: dict[str, object], pattern: str, keys: set[str]
-) -> None:
+def test_private_fields_are_masked(row: dict[str, object], pattern: str, keys: set[str]) -> None:
     masked = mask(pattern).row(_secret(row, False), keys)  # type: ignore[arg-type]
     assert "SECRET" not in json.dumps(masked)
     assert masked.keys() == row.keys()

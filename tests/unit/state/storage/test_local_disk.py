@@ -148,7 +148,7 @@ def users(elsewhere: Path) -> dict[str, bytes]:
     return {str(path.relative_to(elsewhere)): path.read_bytes() for path in found}
 
 
-def test_a_link_is_listed_as_an_object_and_never_followed(
+def test_link_is_listed_and_not_followed(
     store: LocalDiskStore, root: Path, elsewhere: Path
 ) -> None:
     store.put(P("job/a"), b"")
@@ -249,7 +249,7 @@ def test_a_directory_exchanged_for_a_link_while_it_is_listed_is_not_followed(
     ]
 
 
-def test_a_denied_deletion_names_the_permission(
+def test_denied_deletion_names_its_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalDiskStore(str(tmp_path))

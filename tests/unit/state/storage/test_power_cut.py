@@ -130,9 +130,7 @@ def test_what_is_written_below_a_new_root_survives(
     assert disk.survives(root / "a/b/c/d")
 
 
-def test_an_object_written_over_survives_with_its_new_content(
-    disk: Recorder, tmp_path: Path
-) -> None:
+def test_overwritten_object_survives_with_new_content(disk: Recorder, tmp_path: Path) -> None:
     store = LocalDiskStore(str(tmp_path / "root"))
     store.put(P("a/b"), b"old")
     store.put(P("a/b"), b"new")
@@ -178,9 +176,7 @@ def test_without_sync_nothing_is_synced(disk: Recorder, tmp_path: Path) -> None:
     assert disk.syncs == 0
 
 
-def test_a_further_object_in_a_known_directory_costs_two_syncs(
-    disk: Recorder, tmp_path: Path
-) -> None:
+def test_object_in_a_known_directory_costs_two_syncs(disk: Recorder, tmp_path: Path) -> None:
     store = LocalDiskStore(str(tmp_path / "root"))
     put(store, P("a/b/c"))
     before = disk.syncs

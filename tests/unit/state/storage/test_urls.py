@@ -78,9 +78,7 @@ R2_EU = CheckpointUrl(
         ("memory://x-1", CheckpointUrl(backend="memory", bucket="x-1"), "memory://x-1"),
     ],
 )
-def test_each_form_is_read_and_written_in_one_form(
-    text: str, expected: CheckpointUrl, canonical: str | None
-) -> None:
+def test_each_form_is_normalized(text: str, expected: CheckpointUrl, canonical: str | None) -> None:
     parsed = parse_url(text)
     assert parsed == expected
     assert str(parsed) == (canonical or "abfss://box@acct.dfs.core.windows.net/k/l")

@@ -152,9 +152,7 @@ def test_at_a_barrier_a_row_at_the_cutoff_is_kept_and_written_and_one_before_it_
 @pytest.mark.parametrize(
     ("latest_nanos", "kept"), [(4_999, False), (5_000, True), (5_001, True), (5_999, True)]
 )
-def test_a_file_is_carried_on_while_its_floored_time_reaches_the_cutoff(
-    latest_nanos: int, kept: bool
-) -> None:
+def test_file_is_carried_while_it_reaches_the_cutoff(latest_nanos: int, kept: bool) -> None:
     file = store_file(MemoryStore(), config(), [latest_nanos])
     assert bool(files_to_carry([file], 5, ALL_KEYS)) is kept
     report = SubtaskCheckpoint(
@@ -180,9 +178,7 @@ def test_a_restore_keeps_rows_from_the_cutoff_on(managed: bool) -> None:
 
 @pytest.mark.parametrize("watermark", [None, 0, RETENTION - 1, RETENTION])
 @pytest.mark.parametrize("managed", [True, False])
-def test_without_a_watermark_beyond_the_retention_all_rows_are_restored(
-    managed: bool, watermark: int | None
-) -> None:
+def test_all_rows_are_restored_below_the_retention(managed: bool, watermark: int | None) -> None:
     assert restored(config(), [0, 1, 2], managed=managed, watermark=watermark) == [0, 1, 2]
 
 

@@ -150,9 +150,7 @@ _CHANGES = st.one_of(
 
 
 @given(history=st.lists(_CHANGES, max_size=20), retention=st.integers(0, 30))
-def test_memory_a_plain_model_and_a_restore_agree_after_any_history(
-    history: list[Any], retention: int
-) -> None:
+def test_memory_model_and_restore_agree(history: list[Any], retention: int) -> None:
     subtask = Subtask(config(retention))
     model: list[tuple[Any, int, int]] = []
     watermark: int | None = None

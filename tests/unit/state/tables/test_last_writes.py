@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from arroyo_dagster.state import (
@@ -16,28 +15,11 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.codec.digest import value_codes
 from arroyo_dagster.state.model.compaction import PairsMerge
-from arroyo_dagster.state.tables.last_writes import CodedPairs, LastWrites
 from arroyo_dagster.state.tables.merge.pairs import merge_pairs
 from tests.fabricated import pair_files
 
-Writes = list[tuple[bytes, bytes]]
 
-
-def coded(version: int, writes: Writes, bits: int) -> CodedPairs:
-    keys, seconds = (pa.array([pair[at] for pair in writes], pa.large_binary()) for at in range(2))
-    return CodedPairs(keys, seconds, version, value_codes(keys) % np.uint64(2**bits))
-
-
-def last_writes(files: list[tuple[int, Writes]], bits: int, *, exact: bool) -> LastWrites:
-    found = LastWrites(exact=exact)
-    for version, writes in reversed(files):
-        found.add(coded(version, writes, bits))
-    return found
-
-
-def test_a_merge_of_keys_that_share_a_hash_counts_every_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_merge_of_keys_that_share_a_hash_counts_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are read again then: their rows count once, and progress is told once."""
     store, config = MemoryStore(), global_table_config("g", key=bytes, value=bytes)
     epochs: list[tuple[dict[bytes, bytes | None], int]] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from arroyo_dagster.errors import InputError, ProtocolError, StorageError
 from arroyo_dagster.state import (
     Epoch,
-    GlobalKeyedTable,
     JobId,
     JobPaths,
     MemoryStore,
@@ -22,7 +20,6 @@ from arroyo_dagster.state import (
     ParquetBackend,
     PipelineId,
     StateMessage,
-    StatePath,
     TableConfig,
     TableData,
     TableManager,
@@ -35,7 +32,7 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.tables.registration import check_tables
 from tests.faulty_stores import FaultInjecting
-from tests.formats import ExpiringTimeKeyFiles, GlobalKeyedFiles, SubtaskCheckpoint
+from tests.formats import SubtaskCheckpoint
 from tests.internals import merge_operator
 from tests.jobs import as_multiset, listing
 
@@ -119,23 +116,6 @@ class Job:
         self.newest = merge_operator(JobId("j"), OP, epoch, reports, self.newest)
         return self.newest
 
-    def merge(self) -> StateMessage:
-        """Merge all files of the global table into one, from the newest epoch on."""
-        assert self.newest is not None
-        files = self.newest.tables[G]
-        assert isinstance(files, GlobalKeyedFiles)
-        table = GlobalKeyedTable(CONFIGS[G], self.store)
-        outputs = table.compact_data(files.files, _name).merged.output_paths
-        tables = self.newest.tables | {G: replace(files, files=outputs)}
-        self.newest = replace(self.newest, tables=tables)
-        return StateMessage.Compaction(
-            tables={G: GlobalKeyedFiles(files=outputs)}, inputs={G: files.files}
-        )
-
-
-def _name(suffix: str) -> StatePath:
-    return StatePath(f"p/j/{uuid.uuid4().hex}{suffix}")
-
 
 @pytest.fixture
 def store() -> MemoryStore:
@@ -151,9 +131,7 @@ def job(store: MemoryStore) -> Job:
 
 
 @pytest.mark.parametrize("epoch", [0, 2, 7])
-def test_a_barrier_of_another_epoch_than_the_next_is_refused(
-    store: MemoryStore, epoch: int
-) -> None:
+def test_barrier_of_another_epoch_than_the_next_is_refused(store: MemoryStore, epoch: int) -> None:
     tables = manager(store)
     counts(tables).insert("a", 1)
     before = listing(store)
@@ -225,71 +203,6 @@ def test_data_of_one_kind_is_refused_by_a_table_of_the_other(store: MemoryStore)
 
 
 # ---- following what was published ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("opened_before", [True, False])
-def test_a_merge_is_followed_whether_it_was_announced_or_not(
-    store: MemoryStore, job: Job, opened_before: bool
-) -> None:
-    told, no_progress = manager(store), manager(store)
-    for value in range(3):
-        counts(told).insert("a", value)
-        counts(told).insert(f"k{value}", value)
-        published = job.write(told)
-        assert told.follow(published)
-        if opened_before:
-            content(no_progress)
-        assert no_progress.follow(published)
-    if opened_before:
-        content(no_progress)
-    message = job.merge()
-    assert job.newest is not None
-    merged = replace(job.newest, epoch=Epoch(job.newest.epoch))
-    told.send(message)
-    assert told.follow(merged)
-    assert no_progress.follow(merged)
-    assert content(no_progress) == content(told)
-    assert content(told) == content(manager(store, merged))
-    counts(told).insert("later", 9)
-    published = job.write(told)
-    assert told.follow(published)
-    assert content(told) == content(manager(store, published))
-
-
-def test_entries_that_were_not_read_yet_survive_a_merge_and_the_gc_behind_it(
-    store: MemoryStore, job: Job
-) -> None:
-    writer, reader = manager(store, parallelism=2), manager(store, index=1, parallelism=2)
-    counts(reader).get("a")
-    for epoch in range(1, 4):
-        counts(writer).insert(f"k{epoch}", epoch)
-        counts(writer).remove(f"k{epoch - 1}")
-        published = job.write(writer, reader)
-        assert writer.follow(published)
-        assert reader.follow(published)
-    message = job.merge()
-    assert job.newest is not None
-    for tables in (writer, reader):
-        tables.send(message)
-        assert tables.follow(job.newest)
-    store.delete_many(message.inputs)
-    assert counts(reader).get_all() == {"k3": 3}
-
-
-def test_a_merged_expiring_table_is_loaded_anew(store: MemoryStore, job: Job) -> None:
-    tables = manager(store)
-    kept(tables).insert(at(("a", 1)))
-    published = job.write(tables)
-    assert tables.follow(published)
-    files = published.tables[T]
-    assert isinstance(files, ExpiringTimeKeyFiles)
-    (file,) = files.files
-    other = StatePath(f"{file.path}-compacted")
-    store.put(other, store.read(file.path))
-    compacted = replace(file, path=other, compaction_generation=1)
-    merged = replace(published, tables=published.tables | {T: replace(files, files=(compacted,))})
-    assert tables.follow(merged)
-    assert kept(tables).rows().num_rows == 1
 
 
 # ---- tables that are not those of the checkpoint -------------------------------------------------

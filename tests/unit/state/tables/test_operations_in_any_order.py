@@ -29,7 +29,7 @@ from arroyo_dagster.state.codec.operations import encode_key
 from arroyo_dagster.state.tables.messages import RecordBatch
 from arroyo_dagster.state.tables.table import EpochFiles
 from tests.fabricated import compact_rows
-from tests.formats import INSERT, TimeFile, encode_operation
+from tests.formats import TimeFile, encode_operation
 from tests.jobs import as_multiset
 from tests.keyed_subtasks import TIMED as SCHEMA
 from tests.shares import some_of
@@ -129,18 +129,6 @@ class Files:
 def histories() -> Iterator[tuple[int, Sequence[Step]]]:
     """Every order of the six, each with another choice of where barriers come."""
     return enumerate(itertools.permutations(SIX))
-
-
-def test_five_operations_are_among_the_six() -> None:
-    assert {type(step.operation) for step in SIX} == {
-        Insert,
-        DeleteKey,
-        DeleteTimeKey,
-        DeleteValue,
-        DeleteTimeRange,
-    }
-    assert encode_operation(Insert()) == INSERT
-    assert sum(1 for _ in histories()) == 720
 
 
 @pytest.mark.parametrize("part", some_of(range(PARTS), PARTS))

@@ -13,24 +13,14 @@ from hypothesis import strategies as st
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
-    Epoch,
     ExpiringTimeKeyTable,
     ExpiringTimeKeyView,
-    JobId,
-    JobPaths,
     KeyTimeView,
     MemoryStore,
-    OperatorCheckpoint,
-    OperatorId,
-    ParquetBackend,
-    PipelineId,
     StatePath,
     TableConfig,
     TableManager,
-    TableName,
-    TaskInfo,
     UncachedKeyValueView,
-    WorkerGeneration,
     key_hashes,
     range_for_server,
     timestamp_table_config,
@@ -38,11 +28,9 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.codec.hashing.routing import subtasks_for_hashes
 from tests.fabricated import compact_rows
 from tests.formats import ExpiringTimeKeyFiles
-from tests.internals import merge_operator
 from tests.jobs import as_multiset
+from tests.unit.state.tables.test_manager import Job, T, manager
 
-T, OP, GEN = TableName("t"), OperatorId("o"), WorkerGeneration(1)
-PATHS = JobPaths(JobId("j"), PipelineId("p"))
 TIME = pa.field("_timestamp", pa.timestamp("ns"), nullable=False)
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64()), TIME])
 RETENTION = 10
@@ -59,30 +47,18 @@ def rows(*values: tuple[Any, Any, int]) -> pa.Table:
     return pa.table([keys, numbers, [time * 1000 for time in times]], schema=SCHEMA)
 
 
-class Job:
+class OneTable(Job):
     """An operator with one table, whose managers come and go."""
 
     def __init__(self, table: TableConfig | None = None) -> None:
-        self.store = MemoryStore()
+        super().__init__(MemoryStore())
         self.config = table or config()
-        self.newest: OperatorCheckpoint | None = None
 
     def manager(self, index: int = 0, parallelism: int = 1) -> TableManager:
-        backend = ParquetBackend(self.store, PATHS, generation=GEN)
-        task = TaskInfo(
-            pipeline=PATHS.pipeline,
-            job=PATHS.job,
-            operator=OP,
-            task_index=index,
-            parallelism=parallelism,
+        configs = {T: self.config}
+        return manager(
+            self.store, self.newest, index=index, parallelism=parallelism, configs=configs
         )
-        return TableManager(backend, task, {T: self.config}, self.newest)
-
-    def write(self, *managers: TableManager, watermark: int | None = None) -> OperatorCheckpoint:
-        epoch = Epoch((self.newest.epoch if self.newest else 0) + 1)
-        reports = [one.checkpoint(epoch, 1, watermark, False) for one in managers]
-        self.newest = merge_operator(PATHS.job, OP, epoch, reports, self.newest)
-        return self.newest
 
     def compact(self, parallelism: int) -> None:
         """Merge all files, a new one for each subtask."""
@@ -140,7 +116,7 @@ def test_at_any_parallelism_the_subtasks_hold_the_whole_and_nothing_twice(
     compacted: bool,
 ) -> None:
     """Written at changing parallelism, restored at yet another."""
-    job, model, watermark = Job(), [], 0
+    job, model, watermark = OneTable(), [], 0
     for (written, mark, gone), parallelism in zip(epochs, parallelisms, strict=False):
         managers = [job.manager(index, parallelism) for index in range(parallelism)]
         views = [one.get_expiring_time_key_table("t") for one in managers]
@@ -187,7 +163,7 @@ def test_at_any_parallelism_the_subtasks_hold_the_whole_and_nothing_twice(
 )
 def test_keys_of_any_type_are_found(kind: pa.DataType, keys: list[Any]) -> None:
     schema = pa.schema([pa.field("k", kind), pa.field("v", pa.int64()), TIME])
-    view = Job(config(schema)).manager().get_key_time_table("t")
+    view = OneTable(config(schema)).manager().get_key_time_table("t")
     column = pa.array([*keys, keys[0]], kind)
     view.insert(pa.table([column, [0, 1, 2, 3], [1, 1, 1, 1]], schema=schema))
     assert [view.get(key).column("v").to_pylist() for key in keys] == [[0, 3], [1], [2]]
@@ -198,7 +174,7 @@ def test_keys_of_any_type_are_found(kind: pa.DataType, keys: list[Any]) -> None:
 
 
 def test_a_view_without_memory_shows_the_epoch_it_goes_on_from() -> None:
-    job = Job()
+    job = OneTable()
     manager = job.manager()
     view = manager.get_uncached_key_value_view("t")
     view.insert(rows(("a", 1, 1)))
@@ -216,22 +192,9 @@ def test_a_view_without_memory_shows_the_epoch_it_goes_on_from() -> None:
         list(view.get_all(["x"]))
 
 
-def test_deletes_are_applied_though_nothing_is_in_memory() -> None:
-    job = Job()
-    first = job.manager()
-    first.get_expiring_time_key_table("t").insert(rows(("a", 1, 1), ("b", 2, 2)))
-    job.write(first)
-    second = job.manager()
-    second.get_expiring_time_key_table("t").delete_key("a")
-    job.write(second)
-    view = job.manager().get_uncached_key_value_view("t")
-    (rest,) = view.get_all(["v"])
-    assert rest.to_pylist() == [{"v": 2}]
-
-
 @pytest.mark.parametrize("view", ["get_uncached_key_value_view", "get_key_time_table"])
 def test_many_keys_are_deleted_at_once_as_one_by_one(view: str) -> None:
-    job = Job()
+    job = OneTable()
     tables = job.manager()
     seen = getattr(tables, view)("t")
     seen.insert(rows(*((f"k{at % 50}", at, 100 + at) for at in range(200))))
@@ -249,7 +212,7 @@ def test_many_keys_are_deleted_at_once_as_one_by_one(view: str) -> None:
 
 def test_keys_that_are_floats_are_deleted_by_value_not_by_bits() -> None:
     schema = pa.schema([pa.field("k", pa.float64()), pa.field("v", pa.int64()), TIME])
-    job = Job(config(schema))
+    job = OneTable(config(schema))
     tables = job.manager()
     seen = tables.get_key_time_table("t")
     seen.insert(pa.table([[0.0, -0.0, 1.0], [1, 2, 3], [1, 1, 1]], schema=schema))
@@ -261,7 +224,7 @@ def test_keys_that_are_floats_are_deleted_by_value_not_by_bits() -> None:
 
 
 def test_of_a_generational_table_it_gives_the_newest_rows_or_all() -> None:
-    job = Job(config(generational=True))
+    job = OneTable(config(generational=True))
     manager = job.manager()
     view = manager.get_uncached_key_value_view("t")
     for generation, key in [(0, "a"), (2, "a"), (1, "a"), (7, "b")]:
@@ -272,7 +235,7 @@ def test_of_a_generational_table_it_gives_the_newest_rows_or_all() -> None:
     assert sum(part.num_rows for part in restored.get_all()) == 4
     assert restored.get_newest().column("v").to_pylist() == [2, 7]
     with pytest.raises(InputError, match="no generations"):
-        Job().manager().get_uncached_key_value_view("t").get_newest()
+        OneTable().manager().get_uncached_key_value_view("t").get_newest()
 
 
 # ---- one view a table ----------------------------------------------------------------------------
@@ -281,7 +244,7 @@ def test_of_a_generational_table_it_gives_the_newest_rows_or_all() -> None:
 @pytest.mark.parametrize("first", range(3))
 @pytest.mark.parametrize("second", range(3))
 def test_a_table_has_one_view(first: int, second: int) -> None:
-    manager = Job().manager()
+    manager = OneTable().manager()
     getters = [
         manager.get_expiring_time_key_table,
         manager.get_key_time_table,

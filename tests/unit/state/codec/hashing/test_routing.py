@@ -80,9 +80,7 @@ ONE_COLUMN: list[tuple[pa.DataType, Any, int]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), ONE_COLUMN)
-def test_values_have_the_hashes_of_the_specification(
-    kind: pa.DataType, value: Any, expected: int
-) -> None:
+def test_values_hash_as_specified(kind: pa.DataType, value: Any, expected: int) -> None:
     array = pa.array([value], kind)
     assert key_hashes([array]).to_pylist() == [expected]
     among_others = pa.array([None, value, None, value], kind).slice(1)
@@ -115,9 +113,7 @@ ROWS: list[tuple[list[tuple[pa.DataType, Any]], int]] = [
 
 
 @pytest.mark.parametrize(("row", "expected"), ROWS)
-def test_rows_have_the_hashes_of_the_specification(
-    row: list[tuple[pa.DataType, Any]], expected: int
-) -> None:
+def test_rows_hash_as_specified(row: list[tuple[pa.DataType, Any]], expected: int) -> None:
     columns = [pa.array([value], kind) for kind, value in row]
     assert key_hashes(columns).to_pylist() == [expected]
 
@@ -179,9 +175,7 @@ def of_letters(kind: pa.DataType, value: Any) -> pa.Array:
 
 
 @pytest.mark.parametrize(("kind", "value", "aes", "ssse3"), VARIANTS)
-def test_builds_with_aes_have_hashes_of_their_own(
-    kind: pa.DataType, value: Any, aes: int, ssse3: int
-) -> None:
+def test_builds_with_aes_hash_apart(kind: pa.DataType, value: Any, aes: int, ssse3: int) -> None:
     column = [of_letters(kind, value)]
     assert key_hashes(column, variant=HashVariant.AES).to_pylist() == [aes]
     assert key_hashes(column, variant=HashVariant.AES_SSSE3).to_pylist() == [ssse3]

@@ -20,9 +20,10 @@ from arroyo_dagster import (
 )
 from arroyo_dagster.errors import InputError, NotFoundError, StorageError
 from arroyo_dagster.state.operations.catalog.changes import FleetChanges, PollOptions, poll_fleet
+from tests.faulty_stores import Before
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.gc_jobs import Hiding
 from tests.internals import FleetCursor
-from tests.stores import Listing, Wrapper
 
 ONE = protocol_job("words")
 OLD = legacy_job("old")
@@ -206,40 +207,26 @@ def test_an_unreadable_newest_epoch_is_told_once(paths: JobPaths) -> None:
     assert polled(store, news.cursor).jobs == ()
 
 
-class Failing(Wrapper):
-    """A store some of whose listings and reads fail, as a store does that is half down."""
-
-    def __init__(self, store: ObjectStore, below: str) -> None:
-        super().__init__(store)
-        self.below: str | None = below
-
-    def _check(self, path: str) -> None:
-        if self.below is not None and str(path).startswith(self.below):
-            raise StorageError("the store failed", path=path)
-
-    def list_dir(self, prefix: str = "") -> Listing:
-        self._check(prefix)
-        return super().list_dir(prefix)
-
-    def read(self, path: StatePath) -> bytes:
-        self._check(path)
-        return super().read(path)
-
-
 def test_a_directory_that_cannot_be_listed_makes_no_job_vanish() -> None:
     store = MemoryStore()
     Written(store, ONE).epochs(1)
     job = Written(store, protocol_job("zebra"))
     job.epochs(1)
-    failing = Failing(store, "nothing")
+    down: list[str] = []
+
+    def check(verb: str, path: str) -> None:
+        if verb in ("list_dir", "read") and any(path.startswith(below) for below in down):
+            raise StorageError("the store failed", path=path)
+
+    failing = Before(store, check)
     cursor = polled(failing).cursor
     job.epochs(2)
-    failing.below = "zebra"
+    down.append("zebra")
     news = polled(failing, cursor)
     assert news.vanished == ()
     assert news.problems
     assert news.cursor == cursor
-    failing.below = None
+    down.clear()
     assert told(polled(failing, news.cursor)) == {"zebra/main": [2, 3]}
 
 
@@ -263,21 +250,6 @@ def test_jobs_of_which_only_the_directories_are_left_never_all_vanish(paths: Job
         polled(store, cursor, sweep=5)
 
 
-class Stale(Wrapper):
-    """A store whose listings show nothing below a directory, as one that lags behind."""
-
-    def __init__(self, store: ObjectStore, below: str) -> None:
-        super().__init__(store)
-        self.below = below
-
-    def list_dir(self, prefix: str = "") -> Listing:
-        listing = super().list_dir(prefix)
-        if prefix.startswith(self.below):
-            return Listing(objects=(), prefixes=())
-        prefixes = tuple(one for one in listing.prefixes if not one.startswith(self.below))
-        return Listing(objects=listing.objects, prefixes=prefixes)
-
-
 @BOTH
 def test_a_listing_that_lags_behind_makes_no_job_vanish(paths: JobPaths) -> None:
     store = MemoryStore()
@@ -286,7 +258,7 @@ def test_a_listing_that_lags_behind_makes_no_job_vanish(paths: JobPaths) -> None
     Written(store, protocol_job("other")).epochs(1)
     cursor = polled(store).cursor
     for below in (str(paths.root), paths.root.split("/")[0], str(paths.root / "checkpoints")):
-        news = polled(Stale(store, below), cursor)
+        news = polled(Hiding(store, lambda path, below=below: path.startswith(below)), cursor)  # type: ignore[misc]
         assert (news.vanished, news.jobs) == ((), ())
         assert news.cursor == cursor
 

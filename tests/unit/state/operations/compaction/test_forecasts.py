@@ -24,9 +24,7 @@ def repeating(chosen: Sequence[int]) -> int:
 @pytest.mark.parametrize(
     ("merged", "share"), [(adding_up, 0.3), (adding_up, 0.1), (adding_up, 0.05), (repeating, 0.3)]
 )
-def test_a_sample_tells_the_rest_within_a_factor(
-    merged: Callable[[Sequence[int]], int], share: float
-) -> None:
+def test_sample_forecasts_the_rest(merged: Callable[[Sequence[int]], int], share: float) -> None:
     read: list[int] = []
 
     def counted(chosen: Sequence[int]) -> int:

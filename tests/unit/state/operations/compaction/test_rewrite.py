@@ -136,9 +136,7 @@ def test_a_dry_run_reports_what_a_restore_reads_now(layout: Layout) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("parallelism", [None, 3])
-def test_a_sampled_forecast_of_a_small_job_is_exact(
-    layout: Layout, parallelism: int | None
-) -> None:
+def test_sampled_forecast_of_a_small_job_is_exact(layout: Layout, parallelism: int | None) -> None:
     job = begun(layout, epochs=3)
     settings = replace(FULL, parallelism=parallelism)
     store, said = WriteProtected(job.store), stopped(job.paths)
@@ -258,9 +256,7 @@ def mixed(layout: Layout) -> ArroyoJob:
 
 @LAYOUTS
 @pytest.mark.parametrize("stuck", ["a", "b"])
-def test_both_tables_of_an_aggregate_stay_where_one_cannot_be_rewritten(
-    layout: Layout, stuck: str
-) -> None:
+def test_tables_of_an_aggregate_are_rewritten_together(layout: Layout, stuck: str) -> None:
     """Arroyo reads them as one: new accumulators do not go with old tuples."""
     job = begun(layout, epochs=2)
     before = content(job.store, job.paths)
@@ -312,9 +308,7 @@ def test_every_part_is_reported_with_how_many_are_left() -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("left_out", [(), ("t",)])
-def test_a_part_that_does_not_come_back_stops_everything(
-    layout: Layout, left_out: tuple[str, ...]
-) -> None:
+def test_changed_part_stops_everything(layout: Layout, left_out: tuple[str, ...]) -> None:
     job = begun(layout, epochs=2)
     was = arroyos(job.store)
 
@@ -378,9 +372,7 @@ def test_only_what_is_left_of_the_quiet_time_is_waited(
 
 
 @pytest.mark.parametrize(("finished_ago", "waits"), [(600 * SECOND, []), (600 * SECOND - 1, [60])])
-def test_a_stop_counts_as_long_ago_after_ten_quiet_times(
-    finished_ago: int, waits: list[float]
-) -> None:
+def test_stop_is_old_after_ten_quiet_times(finished_ago: int, waits: list[float]) -> None:
     job = begun(Layout.LEGACY, epochs=2)
     facts = facts_of(job.paths, JobCondition.STOPPED, finish_time_micros=NOW - finished_ago)
     assert waited(job, directory=JobDirectory([Telling(facts)]), quiet_seconds=60.0) == waits
@@ -574,9 +566,7 @@ def test_an_undo_reports_the_record_and_the_objects(layout: Layout) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("planned", [False, True])
-def test_what_somebody_undid_while_the_lease_was_waited_for_is_not_undone_again(
-    layout: Layout, planned: bool
-) -> None:
+def test_undo_waiting_for_the_lease_undoes_nothing_twice(layout: Layout, planned: bool) -> None:
     job = begun(layout, epochs=2)
     rewrite(job.store, job)
     plan = planned_undo(job.store, job) if planned else None
@@ -700,9 +690,7 @@ def test_the_lease_tells_who_holds_it_and_by_which_clock(act: Any) -> None:
 
 @LAYOUTS
 @BOTH
-def test_metadata_that_somebody_else_overwrote_at_the_last_moment_is_left_alone(
-    layout: Layout, act: Any
-) -> None:
+def test_metadata_overwritten_at_the_last_moment_is_left_alone(layout: Layout, act: Any) -> None:
     job = begun(layout, epochs=2)
     if act is undo:
         rewrite(job.store, job)

@@ -136,9 +136,7 @@ def test_whatever_is_flipped_there_is_a_verdict(written: MemoryStore, flips: int
 
 
 @FLIPS
-def test_a_flip_in_a_data_file_of_ours_is_found_or_changes_nothing(
-    written: MemoryStore, flips: int
-) -> None:
+def test_flip_in_our_data_file_is_found_or_harmless(written: MemoryStore, flips: int) -> None:
     """Pages carry checksums; what lies between them is the footer, or harmless."""
     store, chance = copied(written), random.Random(8)
     listed = [path for path in verify_paths(written) if written.read(path)]

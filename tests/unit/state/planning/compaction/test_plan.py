@@ -242,9 +242,7 @@ def test_inputs_that_have_expired_meanwhile_are_no_loss() -> None:
         (rows(timed("a")), merged_pairs("a", "b"), "no longer exists"),
     ],
 )
-def test_a_merge_that_no_longer_fits_is_void_as_a_whole(
-    files: TableFiles, merged: Any, reason: str
-) -> None:
+def test_stale_merge_is_void_as_a_whole(files: TableFiles, merged: Any, reason: str) -> None:
     found = names_after(files, merged)
     assert isinstance(found, str)
     assert reason in found

@@ -195,9 +195,7 @@ def test_what_a_stopped_job_of_arroyo_s_will_be_restored_from_stays_with_its_par
         (CheckpointState.ORPHANED, 10, 8),
     ],
 )
-def test_parent_of_a_checkpoint_that_a_start_would_publish_stays(
-    state: CheckpointState, number: int, kept: int
-) -> None:
+def test_parent_of_a_claimable_epoch_stays(state: CheckpointState, number: int, kept: int) -> None:
     roots = job(9)
     ahead = epoch_root(PROTOCOL, number, state=state, parent_ref=roots.epochs[6].ref)
     assert planned(replace(roots, attempts=(ahead,)), keep=2).keep_from == kept
@@ -267,15 +265,6 @@ def own(roots: Roots, min_epoch: int) -> list[int]:
     return list(plan_own_expiry(roots, Epoch(min_epoch)).epochs)
 
 
-@pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
-@pytest.mark.parametrize("keep", [2, 3, 11, 15, 25])
-def test_own_retention_chooses_what_gc_does_with_as_many_epochs(keep: int, paths: JobPaths) -> None:
-    for roots in (job(20, paths), job(20, paths, pins=(3, 17)), rolled_back(20, 12, paths)):
-        plan, asked = planned(roots, keep=keep), plan_own_expiry(roots, Epoch(21 - keep))
-        names = ("keep_from", "epochs", "data", "records", "metadata")
-        assert [getattr(asked, n) for n in names] == [getattr(plan, n) for n in names]
-
-
 def test_own_retention_keeps_the_newest_and_its_parent_whatever_is_asked() -> None:
     assert own(job(9), 9) == own(job(9), 8) == [1, 2, 3, 4, 5, 6, 7]
     assert own(job(1), 1) == []
@@ -325,25 +314,6 @@ def test_what_epochs_in_quarantine_need_stays() -> None:
     assert list(plan.data.paths) == [data(PROTOCOL, n) for n in (1, 3, 4, 5, 6, 7)]
 
 
-def test_records_are_listed_where_the_epoch_has_them() -> None:
-    """Subtask objects and notes of our own epochs; a marker where a commit is needed."""
-    base = "p/j/generations/2/checkpoints/checkpoint-0000001"
-    subtask, marker = f"{base}/operator-o-0.metadata", f"{base}/committed.json"
-    record = PROTOCOL.epoch_record(Epoch(1))
-    note = LEGACY.commit_note(Epoch(1))
-    legacy = "j/checkpoints/checkpoint-0000001/operator-o-0.metadata"
-    for changes, protocol, in_legacy in (
-        ({}, [subtask, record], [legacy]),
-        ({"needs_commit": True}, [subtask, marker, record], [legacy, note]),
-        ({"managed": False, "needs_commit": True}, [marker, record], []),
-    ):
-        for paths, newest, expected in ((PROTOCOL, 3, protocol), (LEGACY, 12, in_legacy)):
-            roots = job(newest, paths)
-            oldest = replace(roots.epochs[-1], **changes)
-            roots = replace(roots, epochs=(*roots.epochs[:-1], oldest))
-            assert list(plan_own_expiry(roots, Epoch(2)).records.paths) == expected
-
-
 def test_objects_of_an_unreadable_epoch_by_name_what_makes_it_exist_last() -> None:
     operators = [OperatorId("a"), OperatorId("b")]
     ref = PROTOCOL.manifest(WorkerGeneration(2), Epoch(3))
@@ -363,9 +333,7 @@ def test_objects_of_an_unreadable_epoch_by_name_what_makes_it_exist_last() -> No
     files=st.lists(st.sets(st.sampled_from("abcdefgh"), max_size=5), min_size=1, max_size=7),
     asked=st.integers(1, 7),
 )
-def test_whatever_expires_every_kept_epoch_keeps_all_its_files(
-    files: list[set[str]], asked: int
-) -> None:
+def test_kept_epochs_keep_all_their_files(files: list[set[str]], asked: int) -> None:
     roots = job(len(files))
     listed = [[PROTOCOL.root / name for name in sorted(names)] for names in reversed(files)]
     epochs = zip(roots.epochs, listed, strict=True)

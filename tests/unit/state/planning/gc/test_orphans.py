@@ -22,13 +22,7 @@ from arroyo_dagster.state import (
     StatePath,
     WorkerGeneration,
 )
-from arroyo_dagster.state.model.garbage import (
-    DAY_MICROS,
-    GRACE_MICROS,
-    MARGIN_MICROS,
-    EpochRoot,
-    Root,
-)
+from arroyo_dagster.state.model.garbage import DAY_MICROS, GRACE_MICROS, EpochRoot, Root
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.model.layout import staged_name
 from arroyo_dagster.state.planning.gc.expiry import plan_expiry
@@ -40,12 +34,9 @@ from arroyo_dagster.state.planning.gc.orphans import (
     reason_of,
     standing_of,
 )
-from arroyo_dagster.state.planning.gc.reachability import written_with
-from arroyo_dagster.state.planning.gc.safety_checks import why_dead
 from arroyo_dagster.state.planning.restore.recovery import marker_path
 from tests.formats import (
     SKEW_MICROS,
-    Absence,
     JobCondition,
     JobFacts,
     ObjectKind,
@@ -240,9 +231,7 @@ def test_of_a_stopped_job_of_arroyo_s_what_is_unlisted_goes_but_never_what_is_yo
         ("notes.txt", Reason.FOREIGN),
     ],
 )
-def test_names_decide_what_an_object_is_and_unknown_ones_are_foreign(
-    name: str, expected: Reason
-) -> None:
+def test_names_decide_and_unknown_objects_are_foreign(name: str, expected: Reason) -> None:
     assert reason(roots_of(PROTOCOL), PROTOCOL.root / name) is expected
 
 
@@ -353,23 +342,6 @@ def test_manifest_that_lost_goes_only_if_its_writer_is_fenced_or_at_rest(
     assert standing.lost == ({lost.ref} if goes else set())
 
 
-def test_next_names_of_a_stopped_legacy_job_stay() -> None:
-    """It may be started at any moment, and writes into the directory after the newest epoch's."""
-    roots = roots_of(LEGACY, managed=False)
-    said = answer(JobCondition.STOPPED, LEGACY)
-    for epoch, expected in (
-        (8, Reason.ORPHAN),
-        (9, Reason.ORPHAN),
-        (10, Reason.MAY_COME_AGAIN),
-        (11, Reason.MAY_COME_AGAIN),
-    ):
-        assert reason(roots, data(LEGACY, epoch, name="001-y"), answer=said) is expected, epoch
-    # Every generation of the other layout has directories of its own.
-    said = answer(JobCondition.STOPPED)
-    protocol = roots_of(PROTOCOL, managed=False)
-    assert reason(protocol, data(PROTOCOL, 10, name="001-y"), answer=said) is Reason.ORPHAN
-
-
 @pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
 def test_a_name_that_folds_to_a_referenced_one_stays(paths: JobPaths) -> None:
     listed, other = (data(paths, 3, 1, name=name) for name in ("000-Ä", "000-a\u0308"))
@@ -385,16 +357,6 @@ def test_a_name_that_folds_to_a_referenced_one_stays(paths: JobPaths) -> None:
     assert reason(roots, data(paths, 3, 1, name="000-A")) is Reason.ALIAS
     for name in ("000-a.", "000-a "):
         assert reason(roots, data(paths, 3, 1, name=name)) is Reason.FOREIGN
-
-
-def test_an_expiry_leaves_a_file_whose_name_folds_to_one_that_stays() -> None:
-    roots = roots_of(PROTOCOL)
-    kept, same, other = (data(PROTOCOL, 6, name=name) for name in ("000-a", "000-A", "000-B"))
-    newest = replace(roots.epochs[0], files=Packed.of_paths([kept]))
-    oldest = replace(roots.epochs[2], files=Packed.of_paths([same, other]))
-    roots = replace(roots, epochs=(newest, roots.epochs[1], oldest))
-    plan = plan_expiry(roots, Retention(keep_epochs=2), now_micros=NOW)
-    assert list(plan.data.paths) == [other]
 
 
 def lost_of(
@@ -559,72 +521,6 @@ def test_manifest_is_lost_or_metadata() -> None:
     assert reason_of(odd, fence, object_name(PROTOCOL, fence.path)) is Reason.METADATA
 
 
-# ---- dead jobs -----------------------------------------------------------------------------------
-
-
-def words(*said: SourceAnswer, job: str = "j") -> JobAnswer:
-    return merge_answers(JobPaths(JobId(job)), list(said))
-
-
-def knows(source: str, job: str = "other") -> JobAnswer:
-    facts = JobFacts(job=JobId(job), source=source, condition=JobCondition.RUNNING, state="Running")
-    return words(SourceAnswer(source=source, facts=facts), job=job)
-
-
-def test_a_server_s_no_counts_if_it_knows_another_job_of_the_url() -> None:
-    denies = words(SourceAnswer(source="api", absence=Absence.NO_JOB))
-    assert why_dead(LEGACY, denies, [knows("api")], managed=False) == "api: no such job"
-    for others in ([], [knows("another")]):
-        with pytest.raises(ProtocolError, match="nothing proves"):
-            why_dead(LEGACY, denies, others, managed=False)
-    with pytest.raises(ProtocolError, match="Arroyo server"):
-        why_dead(LEGACY, denies, [knows("api")], managed=True)
-
-
-@pytest.mark.parametrize("absence", [Absence.NOT_LISTED, Absence.UNSAID])
-def test_less_than_a_no_proves_nothing(absence: Absence) -> None:
-    said = words(SourceAnswer(source="api", absence=absence))
-    with pytest.raises(ProtocolError, match="nothing proves"):
-        why_dead(LEGACY, said, [knows("api")], managed=False)
-
-
-@pytest.mark.parametrize(
-    ("paths", "names"), [(LEGACY, "--arroyo-db"), (PROTOCOL, "the API or database")]
-)
-def test_an_unproven_dead_job_names_the_source_that_can_prove_it(
-    paths: JobPaths, names: str
-) -> None:
-    said = words(SourceAnswer(source="api", absence=Absence.NOT_LISTED))
-    with pytest.raises(ProtocolError) as caught:
-        why_dead(paths, said, [knows("api")], managed=False)
-    assert names in str(caught.value.next_step)
-
-
-def test_one_who_could_not_answer_might_have_known_better() -> None:
-    said = words(
-        SourceAnswer(source="api", problem=ProtocolError("timed out")),
-        SourceAnswer(source="database", absence=Absence.NO_JOB),
-    )
-    with pytest.raises(ProtocolError, match="could not answer"):
-        why_dead(LEGACY, said, [knows("database")], managed=False)
-
-
-def test_the_user_s_word_counts_unless_somebody_says_otherwise() -> None:
-    gone = SourceAnswer(
-        source="the user",
-        facts=JobFacts(job=JobId("j"), source="the user", condition=JobCondition.GONE),
-    )
-    assert why_dead(LEGACY, words(gone), [], managed=True) == "the user reports that it is gone"
-    running = SourceAnswer(
-        source="api",
-        facts=JobFacts(
-            job=JobId("j"), source="api", condition=JobCondition.RUNNING, state="Running"
-        ),
-    )
-    with pytest.raises(ProtocolError, match="the job exists"):
-        why_dead(LEGACY, words(running, gone), [], managed=False)
-
-
 # ---- expiry over every history -------------------------------------------------------------------
 
 FILES = [data(PROTOCOL, number) for number in range(1, 7)]
@@ -679,27 +575,3 @@ def test_whatever_is_asked_every_epoch_that_stays_keeps_all_it_needs(
         assert marker_path(one.ref) not in set(plan.records.paths) if not legacy else True
     if legacy:
         assert plan.epochs == ()  # fewer than eleven: Arroyo's own cleanup needs all of them
-
-
-@pytest.mark.parametrize(
-    ("later", "by", "expected"),
-    [
-        (0, None, True),
-        (MARGIN_MICROS, None, True),  # the clocks of the store and of the job may differ
-        (MARGIN_MICROS + 1, None, False),
-        (7, 7, True),
-        (7, 6, False),  # another run wrote it, after the metadata of this epoch
-        (-MARGIN_MICROS - 5, 0, True),
-        (-MARGIN_MICROS - 6, 0, False),
-    ],
-)
-def test_a_file_of_an_epoch_is_as_old_as_its_metadata(
-    later: int, by: int | None, expected: bool
-) -> None:
-    epoch = epoch_root(LEGACY, 1)
-    finished = epoch.finish_time_micros
-    stored = StoredObject(
-        path=data(LEGACY, 1), size_bytes=1, modified_micros=finished + later, etag=None
-    )
-    assert written_with(epoch, stored, None if by is None else finished + by) is expected
-    assert not written_with(epoch, replace(stored, modified_micros=None))

@@ -248,20 +248,27 @@ def test_directories_of_an_epoch_follow_from_the_two_newest(
 
 
 @pytest.mark.parametrize(
-    ("modified", "within"),
+    ("modified", "by", "within"),
     [
-        (None, False),
-        (HEAD_BEGAN - MARGIN_MICROS - 1, False),
-        (HEAD_BEGAN - MARGIN_MICROS, True),
-        (HEAD_BEGAN + 5 + MARGIN_MICROS, True),
-        (HEAD_BEGAN + 6 + MARGIN_MICROS, False),
+        (None, None, False),
+        (HEAD_BEGAN - MARGIN_MICROS - 1, None, False),
+        (HEAD_BEGAN - MARGIN_MICROS, None, True),
+        (HEAD_BEGAN + 5 + MARGIN_MICROS, None, True),  # the clocks of store and job may differ
+        (HEAD_BEGAN + 6 + MARGIN_MICROS, None, False),
+        (HEAD_BEGAN + 12, 7, True),
+        (HEAD_BEGAN + 12, 6, False),  # another run wrote it, after the metadata of this epoch
+        (HEAD_BEGAN - MARGIN_MICROS, 0, True),
+        (HEAD_BEGAN - MARGIN_MICROS - 1, 0, False),
+        (None, 0, False),
     ],
 )
 def test_object_is_of_the_epoch_during_which_it_was_written(
-    modified: int | None, within: bool
+    modified: int | None, by: int | None, within: bool
 ) -> None:
-    stored = StoredObject(data(LEGACY, 9), 1, modified)
-    assert written_with(epoch_root(LEGACY, 9), stored) is within
+    """`by`: microseconds after its end, when its metadata was written."""
+    epoch, stored = epoch_root(LEGACY, 9), StoredObject(data(LEGACY, 9), 1, modified)
+    written_by = None if by is None else epoch.finish_time_micros + by
+    assert written_with(epoch, stored, written_by) is within
 
 
 # ---- names ---------------------------------------------------------------------------------------
@@ -353,9 +360,7 @@ def test_proof_says_what_was_read_and_who_said_what_the_job_does() -> None:
 
 
 @pytest.mark.parametrize("where", ["epoch", "attempt", "listing"])
-def test_foreign_name_that_may_be_a_second_name_of_an_object_of_the_job_is_refused(
-    where: str,
-) -> None:
+def test_foreign_name_that_may_be_a_second_name_of_an_object_is_refused(where: str) -> None:
     path = data(PROTOCOL, 6)
     copy = StatePath(path.replace("generations/2/", "Generations/02/"))
     roots = roots_of(PROTOCOL)

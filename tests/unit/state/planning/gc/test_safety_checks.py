@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arroyo_dagster.errors import ConflictError, ProtocolError
-from arroyo_dagster.state import CheckpointState, Epoch, JobId
+from arroyo_dagster.state import CheckpointState, Epoch, JobId, JobPaths
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.planning.gc.safety_checks import (
     at_rest,
@@ -29,15 +29,7 @@ from tests.formats import (
     Roots,
     SourceAnswer,
 )
-from tests.unit.state.planning.gc.test_orphans import (
-    LEGACY,
-    NOW,
-    PROTOCOL,
-    answer,
-    knows,
-    roots_of,
-    words,
-)
+from tests.unit.state.planning.gc.test_orphans import LEGACY, NOW, PROTOCOL, answer, roots_of
 
 THEIRS = roots_of(PROTOCOL, managed=False)
 LEGACYS = roots_of(LEGACY, managed=False)
@@ -48,6 +40,15 @@ JOBS = pytest.mark.parametrize("roots", [THEIRS, LEGACYS], ids=["protocol", "leg
 def said(source: str, condition: JobCondition, **known: Any) -> SourceAnswer:
     facts = JobFacts(job=JobId("j"), source=source, condition=condition, **known)
     return SourceAnswer(source=source, facts=facts)
+
+
+def words(*said: SourceAnswer, job: str = "j") -> JobAnswer:
+    return merge_answers(JobPaths(JobId(job)), list(said))
+
+
+def knows(source: str, job: str = "other") -> JobAnswer:
+    facts = JobFacts(job=JobId(job), source=source, condition=JobCondition.RUNNING, state="Running")
+    return words(SourceAnswer(source=source, facts=facts), job=job)
 
 
 # ---- what the job is doing -----------------------------------------------------------------------
@@ -203,9 +204,7 @@ def test_the_epoch_that_a_source_names_counts_if_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "refused"), [(7, False), (8, True), (9, True)])
-def test_a_commit_that_a_source_knows_to_be_unfinished_is_refused(
-    epoch: int, refused: bool
-) -> None:
+def test_commit_that_a_source_knows_to_be_unfinished_is_refused(epoch: int, refused: bool) -> None:
     def named(state: str) -> JobAnswer:
         listed = (
             CheckpointFacts(epoch=Epoch(6), ready=True, state="ready"),
@@ -324,9 +323,7 @@ def test_a_job_that_a_source_has_is_not_dead(condition: JobCondition) -> None:
 
 
 @pytest.mark.parametrize("absence", [Absence.NO_JOB, Absence.NO_PIPELINE])
-def test_only_a_source_that_knows_another_job_proves_that_this_one_is_gone(
-    absence: Absence,
-) -> None:
+def test_source_proves_a_dead_job_only_if_it_knows_another(absence: Absence) -> None:
     """A server of another cluster knows none of the jobs of this URL."""
     denies = SourceAnswer(source="api", absence=absence)
     silent = SourceAnswer(source="database", absence=Absence.NOT_LISTED)
@@ -353,13 +350,15 @@ def test_one_source_that_could_not_answer_keeps_a_job_alive() -> None:
         why_dead(PROTOCOL, words(denies, failed), [knows("api")], managed=False)
 
 
-def test_the_layout_decides_which_source_is_named() -> None:
-    said_nothing = words(SourceAnswer(source="api", absence=Absence.NOT_LISTED))
+@pytest.mark.parametrize("absence", [Absence.NOT_LISTED, Absence.UNSAID])
+def test_less_than_a_no_proves_nothing_and_names_a_source(absence: Absence) -> None:
+    said_nothing = words(SourceAnswer(source="api", absence=absence))
     steps = []
     for paths in (LEGACY, PROTOCOL):
-        with pytest.raises(ProtocolError) as caught:
-            why_dead(paths, said_nothing, [], managed=False)
+        with pytest.raises(ProtocolError, match="nothing proves") as caught:
+            why_dead(paths, said_nothing, [knows("api")], managed=False)
         steps.append(str(caught.value.next_step))
     assert "--arroyo-db" in steps[0]
+    assert "the API or database" in steps[1]
     assert "--arroyo-db" not in steps[1]
     assert all("nothing was deleted" in one for one in steps)

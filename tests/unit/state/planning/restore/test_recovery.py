@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,6 @@ from arroyo_dagster.state.planning.restore.recovery import (
     fence_verdict,
     legacy_state,
     marker_path,
-    parent_ready,
     resolve,
     resolve_with,
     standing,
@@ -172,78 +172,53 @@ def parts(world: World, *, needs_commit: bool = False) -> tuple[StatePath, Manif
     return ref, manifest, claim_of(ref, manifest, 5)
 
 
-def test_without_a_manifest_a_checkpoint_is_invisible(world: World) -> None:
-    ref, _, record = parts(world)
-    assert checkpoint_state(ref, None, record, None).state is CheckpointState.INVISIBLE
+OTHER = PATHS.manifest(WorkerGeneration(2), Epoch(2))
 
 
-def test_without_a_record_a_checkpoint_is_unclaimed(world: World) -> None:
-    ref, manifest, _ = parts(world)
-    found = checkpoint_state(ref, manifest, None, marker(ref, 2))
-    assert found.state is CheckpointState.UNCLAIMED
-
-
-def test_a_record_of_another_epoch_is_an_error(world: World) -> None:
-    ref, manifest, record = parts(world)
-    with pytest.raises(ProtocolError, match="epoch 3"):
-        checkpoint_state(ref, manifest, replace(record, epoch=Epoch(3)), None)
-
-
-def test_a_record_that_names_another_checkpoint_orphans_this_one(world: World) -> None:
-    ref, manifest, record = parts(world)
-    other = replace(record, checkpoint_ref=world.ref(2, 2))
-    found = checkpoint_state(ref, manifest, other, None)
-    assert found.state is CheckpointState.ORPHANED
-    assert found.canonical_ref == world.ref(2, 2)
-    assert not found.state.canonical
-
-
-def test_a_record_with_another_parent_is_an_error(world: World) -> None:
-    ref, manifest, record = parts(world)
-    with pytest.raises(ProtocolError, match="different parents"):
-        checkpoint_state(ref, manifest, replace(record, parent_ref=None), None)
-
-
-def test_a_claimed_checkpoint_that_commits_nothing_is_ready(world: World) -> None:
-    ref, manifest, record = parts(world)
-    assert checkpoint_state(ref, manifest, record, None).state is CheckpointState.READY
-
-
-def test_a_claimed_checkpoint_is_committing_until_its_marker_is_there(world: World) -> None:
-    ref, manifest, record = parts(world, needs_commit=True)
-    assert checkpoint_state(ref, manifest, record, None).state is CheckpointState.COMMITTING
-    ready = checkpoint_state(ref, manifest, record, marker(ref, 2))
-    assert ready.state is CheckpointState.READY
-
-
-def test_a_marker_of_another_checkpoint_is_an_error(world: World) -> None:
-    ref, manifest, record = parts(world, needs_commit=True)
-    for wrong in (marker(ref, 3), marker(world.ref(2, 2), 2), marker(ref, 2, job="other")):
-        with pytest.raises(ProtocolError, match="marker"):
-            checkpoint_state(ref, manifest, record, wrong)
-
-
-def test_a_parent_is_ready_if_it_is_absent_by_right_or_owns_its_epoch_and_has_committed(
+@pytest.mark.parametrize(
+    ("record", "marked", "needs_commit", "state"),
+    [
+        (None, True, False, CheckpointState.UNCLAIMED),
+        ({}, False, False, CheckpointState.READY),
+        ({}, False, True, CheckpointState.COMMITTING),
+        ({}, True, True, CheckpointState.READY),
+        ({"checkpoint_ref": OTHER}, False, False, CheckpointState.ORPHANED),
+    ],
+)
+def test_state_of_a_checkpoint_follows_from_its_objects(
     world: World,
+    record: dict[str, Any] | None,
+    marked: bool,
+    needs_commit: bool,
+    state: CheckpointState,
 ) -> None:
-    known = [PATHS.epoch_record(Epoch(1)), world.ref(1, 1), marker_path(world.ref(1, 1))]
+    ref, manifest, claim = parts(world, needs_commit=needs_commit)
+    claimed = None if record is None else replace(claim, **record)
+    standing_now = checkpoint_state(ref, manifest, claimed, marker(ref, 2) if marked else None)
+    orphaned = state is CheckpointState.ORPHANED
+    assert standing_now == CheckpointStanding(state, OTHER if orphaned else None)
+    assert state.canonical is (state in (CheckpointState.READY, CheckpointState.COMMITTING))
+    invisible = checkpoint_state(ref, None, claimed, None)
+    assert invisible == CheckpointStanding(CheckpointState.INVISIBLE)
 
-    def is_ready(parent: StatePath | None) -> bool:
-        ref = world.manifest(9, 9, parent=parent)
-        manifest = world.objects[ref]
-        assert isinstance(manifest, Manifest)
-        answer = parent_ready(PATHS, manifest, {**dict.fromkeys(known), **world.objects})
-        assert isinstance(answer, bool)
-        return answer
 
-    assert is_ready(None)
-    assert not is_ready(world.ref(1, 1))
-    ref = world.manifest(1, 1, needs_commit=True)
-    assert not is_ready(ref)
-    world.claim(ref)
-    assert not is_ready(ref)
-    world.commit(ref)
-    assert is_ready(ref)
+@pytest.mark.parametrize(
+    ("record", "wrong", "message"),
+    [
+        ({"epoch": Epoch(3)}, None, "epoch 3"),
+        ({"parent_ref": None}, None, "different parents"),
+        ({}, (None, 3, "j"), "marker"),
+        ({}, (OTHER, 2, "j"), "marker"),
+        ({}, (None, 2, "other"), "marker"),
+    ],
+)
+def test_objects_of_different_checkpoints_are_an_error(
+    world: World, record: dict[str, Any], wrong: tuple[Any, int, str] | None, message: str
+) -> None:
+    ref, manifest, claim = parts(world, needs_commit=True)
+    other = None if wrong is None else marker(wrong[0] or ref, *wrong[1:])
+    with pytest.raises(ProtocolError, match=message):
+        checkpoint_state(ref, manifest, replace(claim, **record), other)
 
 
 def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) -> None:
@@ -258,9 +233,7 @@ def test_a_question_says_what_it_needs_one_object_after_the_other(world: World) 
 
 
 @pytest.mark.parametrize("needs_commit", [True, False])
-def test_marker_is_read_only_of_a_claimed_checkpoint_that_commits(
-    world: World, needs_commit: bool
-) -> None:
+def test_marker_is_read_only_if_claimed_and_committing(world: World, needs_commit: bool) -> None:
     ref = world.manifest(1, 1, needs_commit=needs_commit)
     record = PATHS.epoch_record(Epoch(1))
     unclaimed = standing(PATHS, ref, {**world.objects, record: None})
@@ -278,9 +251,7 @@ def test_an_object_of_the_wrong_kind_is_an_error(world: World) -> None:
 
 
 @pytest.mark.parametrize("managed", [True, False], ids=["managed", "arroyo"])
-def test_legacy_epoch_is_committing_only_if_it_is_ours_and_its_note_is_missing(
-    managed: bool,
-) -> None:
+def test_managed_legacy_epoch_without_note_is_committing(managed: bool) -> None:
     def operator(name: str, commits: bool) -> OperatorCheckpoint:
         config = GlobalKeyedConfig(table=TableName("t"), uses_two_phase_commit=commits)
         return OperatorCheckpoint(
@@ -329,74 +300,20 @@ def test_start_reads_the_fence_and_the_generations_before_its_own_only(world: Wo
     assert world.start(3) == StartEmpty()
 
 
-def test_generations_without_a_manifest_or_without_a_checkpoint_are_passed_over(
-    world: World,
-) -> None:
-    ref = world.ready(1, 1)
-    world.generation(1, latest=ref)
-    world.generation(3)
-    world.generation(4)
-    found = world.start(6)
-    assert isinstance(found, Restore)
-    assert (found.ref, found.replay_commit) == (ref, False)
-
-
-def test_a_base_without_a_manifest_gives_way_to_the_generation_before(world: World) -> None:
-    first = world.ready(1, 1)
-    world.generation(1, latest=first)
-    world.generation(2, base=world.ref(1, 9))
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == first
-
-
-def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) -> None:
-    parent = world.manifest(1, 1, needs_commit=True)
-    world.claim(parent)
-    ref = world.ready(1, 2, parent)
-    world.generation(1, latest=ref)
-    found = world.start(2)
-    assert isinstance(found, CannotStart)
-    assert "parent" in found.reason
-    assert found.ref == ref
-
-
-def test_a_committing_checkpoint_is_restored_and_its_commit_replayed(world: World) -> None:
-    ref = world.manifest(1, 1, needs_commit=True)
-    world.claim(ref)
-    world.generation(1, latest=ref)
-    found = world.start(2)
-    assert isinstance(found, Restore)
-    assert found.replay_commit
-    world.commit(ref)
-    found = world.start(2)
-    assert isinstance(found, Restore)
-    assert not found.replay_commit
-
-
-def test_an_epoch_record_that_names_nothing_stops_the_start(world: World) -> None:
-    first = world.ready(1, 1)
-    lost = world.manifest(2, 2, parent=first)
-    won = world.ready(1, 2, first)
-    world.generation(2, base=first, latest=lost)
-    del world.objects[won]
-    found = world.start(3)
-    assert isinstance(found, CannotStart)
-    assert "no manifest" in found.reason
-    assert found.ref == won
-
-
-def test_record_of_the_next_epoch_that_names_nothing_stops_the_start(world: World) -> None:
+@pytest.mark.parametrize("latest", ["lost", "canonical"])
+def test_an_epoch_record_that_names_nothing_stops_the_start(world: World, latest: str) -> None:
     """Not the epoch before, and not the base: that epoch was published, and its rows may be out."""
     first = world.ready(1, 1)
-    second = world.ready(1, 2, first)
-    late = world.ready(1, 3, second)
-    world.generation(2, base=first, latest=second)
-    del world.objects[late]
-    found = world.start(3)
-    assert isinstance(found, CannotStart)
-    assert "no manifest" in found.reason
-    assert found.ref == late
+    lost = world.manifest(2, 2, parent=first)
+    published = world.ready(1, 2, first)
+    if latest == "canonical":  # the record of the epoch after it names nothing
+        lost, published = published, world.ready(1, 3, published)
+    world.generation(2, base=first, latest=lost)
+    del world.objects[published]
+    result = world.start(3)
+    assert isinstance(result, CannotStart)
+    assert "no manifest" in result.reason
+    assert result.ref == published
 
 
 def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: World) -> None:
@@ -410,9 +327,7 @@ def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: W
     assert found == CannotStart("the canonical checkpoint is unclaimed itself", won)
 
 
-def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writer_would(
-    world: World,
-) -> None:
+def test_newest_unclaimed_checkpoint_is_claimed_as_by_its_writer(world: World) -> None:
     first = world.ready(1, 1)
     ref = world.manifest(1, 2, parent=first)
     world.generation(1, base=None, latest=ref)
@@ -429,33 +344,6 @@ def test_an_unclaimed_checkpoint_of_the_newest_generation_is_claimed_as_its_writ
     assert restored.ref == ref
 
 
-def test_starts_that_died_before_they_chose_do_not_hide_an_unclaimed_checkpoint(
-    world: World,
-) -> None:
-    first = world.ready(1, 1)
-    ref = world.manifest(1, 2, parent=first)
-    world.generation(1, latest=ref)
-    world.generation(2)
-    world.generation(3)
-    found = world.start(4)
-    assert isinstance(found, Claim)
-    assert found.record.checkpoint_ref == ref
-
-
-def test_an_unclaimed_checkpoint_is_left_alone_once_the_fence_names_somebody_else(
-    world: World,
-) -> None:
-    first = world.ready(1, 1)
-    world.generation(1, base=first, latest=world.manifest(1, 2, parent=first))
-    world.generation(2, base=world.ref(7, 7))
-    found = world.start(3, fence=4)
-    assert isinstance(found, Restore)
-    assert found.ref == first
-    claim = world.start(3)
-    assert isinstance(claim, Claim)
-    assert claim.record.epoch == 2
-
-
 def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: World) -> None:
     first = world.ready(1, 1)
     second = world.ready(1, 2, first)
@@ -467,18 +355,6 @@ def test_reader_sees_the_parent_of_a_checkpoint_that_is_being_published(world: W
     first_ever = World()
     first_ever.generation(1, latest=first_ever.manifest(1, 1))
     assert first_ever.start(2, fence=1, only_reads=True) == StartEmpty()
-
-
-def test_a_start_goes_on_to_the_newest_epoch_that_a_fenced_run_still_published(
-    world: World,
-) -> None:
-    first = world.ready(1, 1)
-    late = world.ready(1, 2, first)
-    world.generation(1, latest=late)
-    world.generation(2, base=first)
-    found = world.start(3)
-    assert isinstance(found, Restore)
-    assert found.ref == late
 
 
 def test_a_late_epoch_that_is_still_to_commit_is_restored_with_its_commit(world: World) -> None:
@@ -506,33 +382,24 @@ def test_an_epoch_record_that_leads_out_of_the_job_is_an_error(world: World) -> 
 # ---- who may write -------------------------------------------------------------------------------
 
 
-def test_the_newest_generation_may_write(world: World) -> None:
-    world.generation(2)
-    world.fence(2)
-    assert world.fenced(2) is None
-
-
-def test_an_older_generation_is_fenced_by_the_fence(world: World) -> None:
-    world.fence(5)
-    assert world.fenced(2) == Fenced(WorkerGeneration(5))
-
-
-def test_an_older_generation_is_fenced_by_its_successor_before_the_fence_is_raised(
-    world: World,
-) -> None:
-    world.fence(2)
-    world.generation(3)
-    assert world.fenced(2) == Fenced(WorkerGeneration(3))
-
-
-@pytest.mark.parametrize("fence", [None, 1])
-def test_a_fence_that_a_slow_starter_wrote_late_is_raised_again(
-    world: World, fence: int | None
+@pytest.mark.parametrize(
+    ("fence", "generation", "verdict"),
+    [
+        (2, 2, None),  # the newest one may write
+        (5, None, Fenced(WorkerGeneration(5))),
+        (2, 3, Fenced(WorkerGeneration(3))),  # a successor, before it has raised the fence
+        (None, 2, RaiseFence()),
+        (1, 2, RaiseFence()),  # a slow starter wrote it late
+    ],
+)
+def test_generation_is_fenced_by_the_fence_and_by_its_successor(
+    world: World, fence: int | None, generation: int | None, verdict: object
 ) -> None:
     if fence is not None:
         world.fence(fence)
-    world.generation(2)
-    assert world.fenced(2) == RaiseFence()
+    if generation is not None:
+        world.generation(generation)
+    assert world.fenced(2) == verdict
 
 
 @pytest.mark.parametrize(

@@ -273,9 +273,7 @@ def with_record(**changes: object) -> World:
     [{"version": 2}, {"worker_generation": 4}, {"job": "other"}, {"pipeline": "other"}],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_commit_is_replayed_only_on_the_record_of_that_very_checkpoint(
-    changes: dict[str, object],
-) -> None:
+def test_commit_is_replayed_only_on_its_own_record(changes: dict[str, object]) -> None:
     assert told(with_record().start(STARTING)) == ("restore", World().ref(5, 20), True)
     with pytest.raises(ProtocolError, match="record") as error:
         with_record(**changes).start(STARTING)

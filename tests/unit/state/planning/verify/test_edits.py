@@ -50,9 +50,7 @@ FIRST, SECOND = StatePath("changes/0000007-01.json"), StatePath("changes/0000007
         ("compacted", "c", True, True),
     ],
 )
-def test_digests_tell_whether_an_edit_was_applied(
-    one: str, two: str, unfinished: bool, explained: bool
-) -> None:
+def test_digests_show_applied_edits(one: str, two: str, unfinished: bool, explained: bool) -> None:
     digests = {ONE: one, TWO: two}
     assert is_unfinished(RECORD, digests) == unfinished
     found = list(edit_findings([EPOCH], {FIRST: RECORD}, digests))
@@ -90,9 +88,7 @@ OLD, NEW, OWN = "table-t-000", f"table-t-000-ext-{'0' * 16}", "table-t-001"
     [((OLD, OWN), False), ((OWN,), False), ((NEW, OWN), True)],
     ids=["goes on from the undone epoch", "has lost a file", "goes on from the edited epoch"],
 )
-def test_an_undo_after_a_start_explains_what_the_next_epoch_does_not_list(
-    after: tuple[str, ...], explained: bool
-) -> None:
+def test_undo_after_a_start_explains_lost_files(after: tuple[str, ...], explained: bool) -> None:
     undone = {ONE: "a", TWO: "c"}
     files = explained_files([listing(7, OLD), listing(8, *after)], [RECORD], undone)
     assert files == ({Epoch(8): frozenset({LOST})} if explained else {})

@@ -34,9 +34,7 @@ def listed(edit: Callable[[dict[str, Any]], None], path: str = "/jobs") -> dict[
     return {path: Reply(body=answer)}
 
 
-def test_names_survive_pages_that_lose_pipelines_of_one_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_names_survive_pages_that_lose_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     # tumble and auctions were created in the same second, so a page of one loses one of them.
     monkeypatch.setattr(arroyo_api, "_PAGE", 1)
     with serving(replaying("legacy-stopped")) as server:

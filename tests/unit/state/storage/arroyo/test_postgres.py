@@ -239,9 +239,7 @@ def test_the_session_can_write_nothing(server: Postgres) -> None:
     assert count > 0
 
 
-def test_an_exclusive_lock_ends_in_an_error_and_not_in_a_wait(
-    server: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exclusive_lock_is_an_error(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     from arroyo_dagster.state.storage.arroyo import postgres as arroyo_postgres
 
     monkeypatch.setattr(arroyo_postgres, "STATEMENT_SECONDS", 1)

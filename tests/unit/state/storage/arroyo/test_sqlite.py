@@ -80,9 +80,7 @@ def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
 RUN = f"UPDATE job_statuses SET state = 'Running', run_id = 2 WHERE id = '{JOINS}'"
 
 
-def test_a_controller_in_the_midst_of_a_transaction_is_neither_seen_nor_disturbed(
-    database: Path,
-) -> None:
+def test_transaction_of_a_controller_is_neither_seen_nor_disturbed(database: Path) -> None:
     for mode in ("WAL", "DELETE"):
         begun = (f"PRAGMA journal_mode = {mode}", "PRAGMA cache_size = 1", "BEGIN EXCLUSIVE", RUN)
         with controller(database, *begun):
@@ -117,7 +115,7 @@ def test_nothing_is_written_where_nothing_may_be(database: Path) -> None:
         database.parent.chmod(0o700)
 
 
-def test_a_database_that_never_rests_is_an_error_that_may_pass(
+def test_database_never_at_rest_is_retryable(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = sqlite._copied
@@ -133,7 +131,7 @@ def test_a_database_that_never_rests_is_an_error_that_may_pass(
     assert caught.value.retryable
 
 
-def test_a_log_that_starts_again_while_it_is_copied_is_noticed(
+def test_log_restarted_in_a_copy_is_noticed(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(database, "PRAGMA journal_mode = WAL")
@@ -193,9 +191,7 @@ def test_a_truncated_file_is_a_format_error(database: Path, size: int) -> None:
         "UPDATE job_statuses SET state = CAST(x'ff' AS TEXT)",
     ],
 )
-def test_a_database_that_cannot_be_understood_is_a_format_error(
-    database: Path, statement: str
-) -> None:
+def test_database_of_another_form_is_refused(database: Path, statement: str) -> None:
     edit(database, "PRAGMA legacy_alter_table = ON", statement)
     if "RENAME TO" in statement:  # a view may run anything
         edit(database, "CREATE VIEW job_statuses AS SELECT * FROM real")
@@ -234,8 +230,6 @@ def test_older_schemas_are_read_as_far_as_they_go(database: Path) -> None:
         ("5", None),
     ],
 )
-def test_times_are_read_exactly_or_not_at_all(
-    database: Path, text: str, micros: int | None
-) -> None:
+def test_times_are_exact_or_not_read(database: Path, text: str, micros: int | None) -> None:
     edit(database, f"UPDATE job_statuses SET start_time = '{text}'")
     assert ArroyoDatabase(str(database)).jobs()[JOINS].start_time_micros == micros

@@ -78,9 +78,7 @@ def raising(error: Exception, cause: Exception | None = None) -> Callable[..., A
 
 
 @pytest.mark.parametrize("code", ["PreconditionFailed", "412"])
-def test_servers_that_do_not_name_the_condition_are_understood(
-    monkeypatch: pytest.MonkeyPatch, code: str
-) -> None:
+def test_unnamed_conditions_are_understood(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     store = s3_answering(monkeypatch, raising(OSError(22, "failed"), ClientError(code)))
     assert store.create(P("a"), b"") is False
 
@@ -108,9 +106,7 @@ def test_each_key_that_s3_did_not_delete_is_reported(monkeypatch: pytest.MonkeyP
     }
 
 
-def test_a_delete_request_that_fails_leaves_all_its_keys_in_doubt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_delete_request_reports_all_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     store = s3_answering(monkeypatch, raising(PermissionError("no")))
     outcome = store.delete_many([P("a"), P("b")])
     assert outcome.deleted == ()

@@ -24,9 +24,7 @@ S3, GS, AZURE = "s3://b/k", "gs://b/k", "abfss://c@a.dfs.core.windows.net/k"
         (S3, "fsspec", "virtual_hosted_style_request", None),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_nearest(
-    url: str, client: str, given: str, close: str | None
-) -> None:
+def test_unknown_name_has_the_nearest(url: str, client: str, given: str, close: str | None) -> None:
     options = {given: "secret-value", "client": client}
     with pytest.raises(InputError, match=f"{client} has no such option: {given}") as refused:
         open_store(url, options=options)

@@ -45,9 +45,7 @@ def test_names_of_every_ecosystem_are_understood() -> None:
         normalised({"key": "a", "access_key_id": "b"}, "s3")
 
 
-def test_the_url_wins_over_options_and_these_over_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_url_wins_over_options_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT", "http://environment:1")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "environment")
     assert resolved(S3, {}) == {"endpoint": "http://environment:1", "region": "environment"}
@@ -58,9 +56,7 @@ def test_the_url_wins_over_options_and_these_over_the_environment(
     assert found.config["aws_endpoint_url_s3"] == found.config["endpoint"] == "http://url:2"
 
 
-def test_given_keys_never_mix_with_those_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_given_keys_never_mix_with_environment_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
     monkeypatch.setenv("R2_ACCESS_KEY_ID", "of somebody else")
     for url in (S3, R2):
@@ -82,9 +78,7 @@ def test_a_profile_of_the_aws_tools_is_found(tmp_path: Path) -> None:
     assert keys["expires_at"] is not None
 
 
-def test_an_azure_account_that_differs_from_the_environment_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_azure_account_unlike_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "k")
     assert resolved(AZURE, {}) == {"account_name": "acct", "account_key": "k"}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")

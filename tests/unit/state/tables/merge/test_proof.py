@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,6 +68,11 @@ def rows_of(seed: int) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
+@functools.cache
+def batches() -> list[pa.Table]:
+    return [stored_rows(CONFIG, rows_of(seed)) for seed in range(FILES)]
+
+
 class Corrupting(MemoryStore):
     """Stores other bytes than given, once `corrupt` is set."""
 
@@ -80,8 +86,7 @@ class Corrupting(MemoryStore):
 
 def merged(sort: SortOrder, corrupt: Callable[[pa.Table], pa.Table] | None) -> MergeOutcome:
     store = Corrupting()
-    batches = [stored_rows(CONFIG, rows_of(seed)) for seed in range(FILES)]
-    inputs = time_files(store, CONFIG, batches, 1)
+    inputs = time_files(store, CONFIG, batches(), 1)
     store.corrupt = corrupt
     merge = RowsMerge(
         operator=OPERATOR,

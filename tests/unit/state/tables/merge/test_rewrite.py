@@ -58,9 +58,7 @@ def files(outcome: RewriteOutcome, table: str) -> list[TimeFile]:
     ]
 
 
-def test_an_aggregate_without_keys_and_too_many_tuples_stays_and_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_aggregate_with_too_many_tuples_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewriting, "MAX_UNKEYED_ROWS", 2)
     config, groups = (
         tuples_config(without_keys(TUPLES), []),
@@ -130,9 +128,7 @@ def test_a_file_with_other_columns_than_its_table_stays_and_says_why() -> None:
     ("description", "generational", "reason"),
     [("final_table", True, "no known operator"), ("rows of mine", False, "no known operator")],
 )
-def test_a_table_that_nobody_knows_is_left_alone(
-    description: str, generational: bool, reason: str
-) -> None:
+def test_unknown_table_is_left_alone(description: str, generational: bool, reason: str) -> None:
     config = timestamp_table_config(
         "t",
         description,
