@@ -151,7 +151,6 @@ EXPIRING = {
     "right": "join",
     "s": "session",
 }
-SIZES = {"b": 6, "a": 4}
 
 
 def sql_job(

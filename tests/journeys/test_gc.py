@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from arroyo_dagster import (
     CompactionPolicy,
     CompactionSettings,
-    Epoch,
     GcOptions,
     Layout,
     MemoryStore,
-    OperatorId,
     ParquetBackend,
-    WorkerGeneration,
     WriteProtected,
     list_jobs,
     open_store,
@@ -26,30 +22,23 @@ from arroyo_dagster import (
     run_compaction,
     run_gc,
 )
-from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.state.operations.gc.journal import list_runs
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import Written, legacy_job
 from tests.gc_jobs import (
     JOB,
     PATHS,
     Clock,
-    Interrupted,
     begun,
     data_files,
     expiry,
-    orphans,
     reachable,
     restorable,
     whole,
-    without_ours,
 )
-from tests.internals import LocalRun, Pace, read_journal, read_roots
-from tests.jobs import copied, output_of, run_word_job, state_of, word_job
-from tests.shares import EITHER_OR_BOTH, either_or_both
+from tests.internals import LocalRun, Pace, read_roots
+from tests.jobs import output_of, run_word_job, state_of, word_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -128,53 +117,6 @@ def ended(store: MemoryStore) -> tuple[Any, Any]:
     return found, output_of(store)
 
 
-@EITHER_OR_BOTH
-@pytest.mark.parametrize(
-    ("mode", "crash"),
-    [("before", False), ("after", False), ("after", True), ("partial", True)],
-    ids=["failure", "answer-lost", "crash", "crash-half-way"],
-)
-@pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
-def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes(
-    mode: Literal["before", "after", "partial"], crash: bool, aside: bool, both: bool
-) -> None:
-    clock = Clock()
-    start, expected = begun(6, clock, rows=16), ended(begun(1, rows=16))
-
-    def run(store: Any) -> Any:
-        later = Clock()
-        later.micros = clock.micros
-        return run_gc(
-            store,
-            PATHS,
-            expiry(2),
-            GcOptions(quarantine=aside, clock=later, pace=QUICK, owner="one"),
-        )
-
-    def fresh() -> MemoryStore:
-        return copied(start, clock=clock)
-
-    counted = FaultInjecting(fresh())
-    run(counted)
-    clean = without_ours(counted)
-    assert counted.changes > 8
-    for at in range(1, counted.changes + 1):
-        store = fresh()
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-        with contextlib.suppress(Crash, StorageError):
-            run(faulty)
-        whole(store, PATHS, 5, 6)
-        at_once = copied(store)
-        run(store)
-        assert without_ours(store) == clean, f"fault at change {at}: not finished by the next run"
-        outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, PATHS)}
-        assert "unknown" not in outcomes, f"fault at change {at}"
-        assert all(one.ended for one in list_runs(store, PATHS)), f"fault at change {at}"
-        # To a job, what was moved aside is gone as what was deleted.
-        for end in either_or_both(at_once, store, at, both=both) if both or not aside else ():
-            assert ended(end) == expected, f"fault at change {at}"
-
-
 def test_after_a_compaction_most_files_go_and_what_waits_to_be_taken_over_stays() -> None:
     full = CompactionSettings(policy=CompactionPolicy.FULL)
     expected = ended(begun(1, rows=16))
@@ -195,52 +137,3 @@ def test_after_a_compaction_most_files_go_and_what_waits_to_be_taken_over_stays(
     run_gc(store, PATHS, expiry(2))
     whole(store, PATHS, *ParquetBackend(store, PATHS).epochs()[-2:])
     assert ended(store) == expected
-
-
-def _died() -> None:
-    raise Crash("the process died")
-
-
-@pytest.mark.parametrize("layout", ["protocol", "legacy"])
-@pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
-def test_a_collection_of_orphans_that_dies_before_any_call_is_finished_by_the_next(
-    layout: str, aside: bool
-) -> None:
-    clock = Clock()
-    start, paths, generation, said = MemoryStore(clock=clock), legacy_job("j"), None, {}
-    if layout == "protocol":
-        start, paths = begun(3, clock, sinks=0, parallelism=1), PATHS
-        generation = WorkerGeneration(1)
-    else:
-        Written(start, paths, start=clock.micros, keep=2).epochs(5)
-        said = {"j": "stopped"}
-    clock.days(-5)
-    for number in (1, 2):
-        place = paths.operator(OperatorId("count"), Epoch(number), generation)
-        start.put(place / "table-counts-007-lost", b"an attempt that nobody waits for")
-    clock.days(5)
-    epochs = ParquetBackend(start, paths).epochs()
-
-    def run(store: Any) -> Any:
-        later = Clock()
-        later.micros = clock.micros
-        return run_gc(
-            store,
-            paths,
-            orphans(**said),
-            GcOptions(quarantine=aside, clock=later, pace=QUICK, owner="o"),
-        )
-
-    counted = Interrupted(copied(start, clock=clock, keep_times=True))
-    assert run(counted).deleted == 2
-    clean = without_ours(counted.inner)
-    assert counted.calls > 30
-    for at in range(1, counted.calls + 1):
-        store = copied(start, clock=clock, keep_times=True)
-        with contextlib.suppress(Crash):
-            run(Interrupted(store, at, _died))
-        whole(store, paths, *epochs)
-        run(store)
-        assert without_ours(store) == clean, f"died before call {at}: not finished by the next run"
-        outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, paths)}
-        assert "unknown" not in outcomes, f"died before call {at}"

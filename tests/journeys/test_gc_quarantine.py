@@ -34,7 +34,6 @@ from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.operations.gc.undelete import plan_undelete
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import Written, legacy_job
 from tests.formats import metadata
 from tests.gc_jobs import (
     JOB,
@@ -54,7 +53,6 @@ from tests.gc_jobs import (
 from tests.internals import (
     Pace,
     UndeleteOptions,
-    list_quarantines,
     purge,
     read_journal,
     read_pins,
@@ -94,20 +92,6 @@ def test_a_pinned_epoch_stays_restorable_whoever_expires_its_neighbours(clock: C
     assert data_files(store, PATHS) == reachable(store, PATHS)
 
 
-def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays(clock: Clock) -> None:
-    paths = legacy_job("j")
-    store = MemoryStore(clock=clock)
-    Written(store, paths, start=clock.micros).epochs(20)
-    pin_epoch(store, paths, Epoch(4), clock=clock)
-    said = expiry(2, j="stopped")
-    assert run_gc(store, paths, said, GcOptions(clock=clock)).plan.epochs == (
-        *(1, 2, 3),
-        *(5, 6, 7, 8),
-    )
-    whole(store, paths, 4, *range(9, 21))
-    assert not run_gc(store, paths, said, GcOptions(clock=clock)).done
-
-
 def test_only_a_whole_epoch_can_be_pinned(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     with pytest.raises(NotFoundError, match="epoch 9 does not exist"):
@@ -137,28 +121,6 @@ def test_an_older_epoch_that_nothing_leads_to_is_a_gap(clock: Clock) -> None:
 
 
 # ---- quarantine ----------------------------------------------------------------------------------
-
-
-def test_what_epochs_in_quarantine_need_stays_until_they_are_purged(clock: Clock) -> None:
-    store = begun(4, clock, **SMALL)
-    aside = expired(store, clock, quarantine=True).quarantine
-    needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
-    assert needed
-    # Merged by the job itself: the newest epochs list none of it any more.
-    run_word_job(store, **{**JOB, **SMALL, "merge_files_after": 2}, max_epochs=4)
-    kept = {*ParquetBackend(store, PATHS).load().paths, *ParquetBackend(store, PATHS).load().paths}
-    assert needed - kept, "the newest epoch lists all of it still: this test shows nothing"
-    expired(store, clock)
-    ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(7))
-    clock.days(9)
-    run_gc(store, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
-    assert needed <= data_files(store, PATHS)
-    run_undelete(store, PATHS, str(aside), UndeleteOptions(clock=clock))
-    whole(store, PATHS, 1, 2, 7, 8)
-    unpin_epochs(store, PATHS, [Epoch(1), Epoch(2)], clock=clock)
-    assert [one.name for one in purge(store, PATHS, yes=True, clock=clock)] == [aside]
-    expired(store, clock)
-    assert data_files(store, PATHS) == reachable(store, PATHS)
 
 
 def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere(clock: Clock) -> None:
@@ -318,37 +280,6 @@ def test_a_dead_job_goes_whole_and_can_come_back(clock: Clock) -> None:
     clock.days(4)
     with pytest.raises(ProtocolError, match="pinned"):
         run_gc(store, PATHS, dead(**{root: "gone"}), GcOptions(clock=clock))
-
-
-@pytest.mark.parametrize("kind", ["ours", "legacy"])
-def test_the_removal_of_a_job_that_was_stopped_anywhere_is_finished_by_the_next(kind: str) -> None:
-    clock = Clock()
-    paths = PATHS if kind == "ours" else legacy_job("j")
-    if kind == "ours":
-        start = begun(3, clock, **SMALL)
-    else:
-        start = MemoryStore(clock=clock)
-        Written(start, paths, start=clock.micros).epochs(3)
-    clock.days(4)
-    asked = dead(**{str(paths.root): "gone"})
-
-    def fresh() -> MemoryStore:
-        return copied(start, clock=clock, keep_times=True)
-
-    counted = FaultInjecting(fresh())
-    run_gc(counted, paths, asked, GcOptions(clock=clock, pace=QUICK))
-    assert without_ours(counted) == {}
-    assert counted.head(paths.removal) is None
-    for at in range(1, counted.changes + 1):
-        store = fresh()
-        faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
-        with contextlib.suppress(Crash):
-            run_gc(faulty, paths, asked, GcOptions(clock=clock, pace=QUICK))
-        clock.micros += 120_000_000
-        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK)) if without_ours(
-            store
-        ) else None
-        assert without_ours(store) == {}, f"crash at change {at}"
 
 
 def test_what_is_written_after_a_removal_began_stops_it(clock: Clock) -> None:

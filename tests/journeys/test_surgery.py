@@ -91,7 +91,6 @@ from tests.surgery_jobs import (
     GENERATOR,
     KAFKA,
     NANOS,
-    STATE,
     WATERMARK,
     SurgeryJob,
     encoded,
@@ -405,20 +404,6 @@ def test_rows_of_a_join_that_lose_the_row_that_kept_them_are_dropped(layout: Lay
 
 
 @LAYOUTS
-def test_the_job_goes_on_from_the_edited_state(layout: Layout) -> None:
-    job = surgery_job(layout)
-    expected = without_key(state_of(job.store, job.paths), "k1")
-    run(job.store, job, KEY)
-    job.start()
-    job.write({})
-    job.write({})
-    after = state_of(job.store, job.paths)
-    for name in STATE:
-        assert after[name][1] == expected[name][1]
-    assert errors_of(job.store, job.paths) == set()
-
-
-@LAYOUTS
 def test_what_changes_nothing_publishes_nothing(layout: Layout) -> None:
     job = surgery_job(layout)
     before = listing(job.store)
@@ -683,30 +668,6 @@ def test_a_second_tool_waits_for_the_lease(layout: Layout) -> None:
     assert {p for p in listing(job.store) if "/leases/" not in p} == {
         p for p in before if "/leases/" not in p
     }
-
-
-def once_published(job: ArroyoJob, edit: Edit, at: int, later: JobCondition) -> Telling:
-    """A source that says from its look-up number `at` on that somebody has started the job."""
-    return Telling(
-        facts_of(job.paths, JobCondition.STOPPED, run_id=1),
-        facts_of(job.paths, later, run_id=2),
-        at,
-    )
-
-
-@LAYOUTS
-@EACH_EDIT
-def test_a_job_that_is_started_meanwhile_keeps_its_old_state(layout: Layout, edit: Edit) -> None:
-    job = surgery_job(layout, epochs=2)
-    was = others(job.store)
-    asked = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=1))
-    run(copied(job.store), job, edit, directory=JobDirectory([asked]))
-    for at in range(2 + len(edit.name) % 3, asked.asked + 1, 3):
-        store = copied(job.store)
-        said = once_published(job, edit, at, JobCondition.RUNNING)
-        with pytest.raises((ConflictError, InputError)):
-            run(store, job, edit, directory=JobDirectory([said]))
-        assert others(store) == was, f"started at look-up {at} of {asked.asked}"
 
 
 # ---- refusals ------------------------------------------------------------------------------------
