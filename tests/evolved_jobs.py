@@ -21,9 +21,8 @@ from arroyo_dagster.state import (
     TableName,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.known.sources import KafkaState
 from tests.arroyo_jobs import SECOND, table_rows
-from tests.formats import ExpiringTimeKeyConfig, Overrides
+from tests.formats import ExpiringTimeKeyConfig, KafkaState, Overrides
 from tests.internals import ExpressionWatermarkState, parse_overrides, restored_rows
 from tests.surgery_jobs import (
     BEGAN,

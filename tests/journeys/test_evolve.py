@@ -14,7 +14,6 @@ import pytest
 
 from arroyo_dagster import Layout, MemoryStore, OperatorId, ParquetBackend, WriteProtected
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.surgery.plans import EditPlan
 from tests.arroyo_jobs import stopped, table_rows
 from tests.evolved_jobs import (
     COUNT,
@@ -37,7 +36,7 @@ from tests.evolved_jobs import (
     schema_of,
     sql_job,
 )
-from tests.formats import EditOutcome, Overrides, TableAction
+from tests.formats import EditOutcome, EditPlan, Overrides, TableAction
 from tests.internals import (
     EditOptions,
     StateSource,

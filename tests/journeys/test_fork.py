@@ -88,7 +88,7 @@ def below(store: ObjectStore, paths: JobPaths) -> dict[StatePath, bytes]:
 
 @pytest.mark.parametrize(
     ("layout", "into", "apart"),
-    some_of([(a, b, c) for a in Layout for b in Layout for c in (False, True)], one_in=1),
+    some_of([(a, b, c) for a in Layout for b in Layout for c in (False, True)], one_in=3),
 )
 def test_the_job_holds_what_the_source_held_and_keeps_its_sinks(
     layout: Layout, into: Layout, apart: bool

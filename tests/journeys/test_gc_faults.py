@@ -28,7 +28,6 @@ from arroyo_dagster import (
     run_compaction,
     run_gc,
 )
-from arroyo_dagster.engine.in_process import LocalRun
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
@@ -36,19 +35,12 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage.store import Listing
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.operations.gc.roots import newest_root
 from tests.explorer import mutants
 from tests.faulty_stores import Before
 from tests.fleets import OPERATOR, Written, legacy_job
+from tests.formats import metadata
 from tests.gc_jobs import (
     JOB,
     PATHS,
@@ -65,10 +57,21 @@ from tests.gc_jobs import (
     whole,
     without_ours,
 )
+from tests.internals import (
+    JobDirectory,
+    LocalRun,
+    Pace,
+    UndeleteOptions,
+    list_quarantines,
+    read_pins,
+    read_roots,
+    run_undelete,
+)
 from tests.jobs import copied, word_job
 from tests.journeys.test_gc_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
+from tests.stores import Listing, Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 

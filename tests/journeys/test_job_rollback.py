@@ -23,12 +23,11 @@ from arroyo_dagster import (
     run_undo,
 )
 from arroyo_dagster.errors import FormatError, InputError, NotFoundError
-from tests.arroyo_jobs import Telling, facts_of, stopped
+from tests.arroyo_jobs import stopped
 from tests.commands import run as command
-from tests.formats import EditOutcome, JobCondition, KeyDeletion, is_rewritten, metadata
+from tests.formats import EditOutcome, KeyDeletion, is_rewritten, metadata
 from tests.internals import (
     EditOptions,
-    JobDirectory,
     LeaseOptions,
     lease,
     plan_job_rollback,
@@ -187,25 +186,6 @@ def test_what_cannot_be_taken_is_refused_and_changes_nothing(name: str) -> None:
     with pytest.raises(kind, match=message) as refused:
         run(job.store, job, epoch)
     assert refused.value.next_step  # type: ignore[attr-defined]
-    assert listing(job.store) == before
-
-
-@pytest.mark.parametrize(
-    ("condition", "message"),
-    [
-        (JobCondition.RUNNING, "the job runs"),
-        (JobCondition.UNKNOWN, "the job is unknown"),
-    ],
-)
-def test_a_job_that_is_not_at_rest_is_planned_and_not_taken_back(
-    condition: JobCondition, message: str
-) -> None:
-    job = surgery_job(Layout.PROTOCOL)
-    before = listing(job.store)
-    told = JobDirectory([Telling(facts_of(job.paths, condition))])
-    assert message in str(plan_job_rollback(job.store, job.paths, told, 2).why_not)
-    with pytest.raises(InputError, match=message):
-        run(job.store, job, 2, directory=told)
     assert listing(job.store) == before
 
 

@@ -34,7 +34,6 @@ from arroyo_dagster.state import (
     open_store,
 )
 from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
-from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from tests.arroyo_jobs import Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
@@ -45,7 +44,7 @@ from tests.formats import (
     digest_rows,
     metadata,
 )
-from tests.internals import EditOptions, JobDirectory, restored_rows, run_rebuild
+from tests.internals import EditOptions, JobDirectory, plan_rebuild, restored_rows, run_rebuild
 from tests.jobs import copy_into, own, word_job, written_by_word_job
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 

@@ -27,18 +27,18 @@ from arroyo_dagster.state import (
     open_store,
     verify_job,
 )
-from arroyo_dagster.state.codec.derived import encode
-from arroyo_dagster.state.operations.surgery.rebuild.execute import find_damaged_job, plan_rebuild
+from arroyo_dagster.state.operations.surgery.rebuild.execute import find_damaged_job
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
-from tests.formats import JobCondition, SetWatermark, metadata, records
+from tests.formats import JobCondition, SetWatermark, encode, metadata, records
 from tests.internals import (
     Claim,
     EditOptions,
     JobDirectory,
     Restore,
     StartEmpty,
+    plan_rebuild,
     run_edit,
     run_rebuild,
 )

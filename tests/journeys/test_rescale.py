@@ -26,14 +26,19 @@ from arroyo_dagster.state import (
     range_for_server,
     verify_job,
 )
-from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.operations.surgery import rescale
-from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
 from tests.arroyo_jobs import ArroyoJob, Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
-from tests.formats import EditOutcome, ExpiringTimeKeyFiles, JobCondition, TableAction, metadata
-from tests.internals import EditOptions, JobDirectory, plan_edit, run_edit
+from tests.formats import (
+    EditOutcome,
+    ExpiringTimeKeyFiles,
+    JobCondition,
+    Rescale,
+    TableAction,
+    metadata,
+)
+from tests.internals import EditOptions, JobDirectory, plan_edit, plan_managed_edit, run_edit
 from tests.jobs import copied, copy_into, written_by_word_job
 from tests.journeys.test_fork import nexmark
 from tests.journeys.test_surgery import others, state_of

@@ -33,7 +33,6 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
 from tests.arroyo_jobs import (
     EVENTS,
@@ -55,6 +54,7 @@ from tests.formats import (
     LeftOut,
     RewriteShard,
     RowsDigest,
+    decode_change_record,
     is_rewritten,
 )
 from tests.gc_jobs import Clock, Hiding, orphans

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import dagster as dg
 import graphql
@@ -152,11 +152,8 @@ class InProcess(Webserver):
         return node["assetMaterializations"][0]["timestamp"], shown
 
 
-_Server = TypeVar("_Server", bound=InProcess)
-
-
 @contextmanager
-def in_process(folder: Path, definitions: str, kind: type[_Server]) -> Iterator[_Server]:
+def in_process(folder: Path, definitions: str) -> Iterator[InProcess]:
     """An instance with a code location in this process.
 
     Args:
@@ -172,4 +169,4 @@ def in_process(folder: Path, definitions: str, kind: type[_Server]) -> Iterator[
         dg.instance_for_test(overrides=_IN_PROCESS) as instance,
         WorkspaceProcessContext(instance, InProcessWorkspaceLoadTarget([origin])) as process,
     ):
-        yield kind(instance, process, folder)
+        yield InProcess(instance, process, folder)
