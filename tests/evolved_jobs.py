@@ -21,7 +21,7 @@ from arroyo_dagster.state import (
     TableName,
     timestamp_table_config,
 )
-from tests.arroyo_jobs import SECOND, table_rows
+from tests.arroyo_jobs import SECOND, table_rows, twin
 from tests.formats import ExpiringTimeKeyConfig, KafkaState, Overrides
 from tests.internals import ExpressionWatermarkState, parse_overrides, restored_rows
 from tests.surgery_jobs import (
@@ -152,6 +152,9 @@ EXPIRING = {
 }
 
 
+_WRITTEN: dict[str, SurgeryJob] = {}
+
+
 def sql_job(
     layout: Layout,
     name: str,
@@ -169,12 +172,19 @@ def sql_job(
         more: operators that have no table yet.
     """
     sql = sql or Sql()
+    if store is None:
+        how = (layout, name, sql, epochs, base, parallelism, tuple(more))
+        if (key := repr(how)) not in _WRITTEN:
+            given: dict[str, Any] = {"base": base, "parallelism": parallelism, "more": more}
+            job = sql_job(layout, name, sql, epochs=epochs, store=MemoryStore(), **given)
+            _WRITTEN[key] = job
+        return twin(_WRITTEN[key])
     ids = sql.ids
     job = SurgeryJob(
         layout,
         job=name,
         parallelism=parallelism,
-        store=MemoryStore() if store is None else store,
+        store=store,
         watermark_micros=WATERMARK + base * SECOND,
         early=(ids["source"], ids["watermark"]),
         stateless=(*ids.values(), *more),
