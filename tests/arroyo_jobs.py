@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +35,6 @@ from arroyo_dagster.state import (
     timestamp_table_config,
     verify_job,
 )
-from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.tables.time_files import in_range
 from tests.formats import (
     CurrentGeneration,
@@ -52,6 +53,7 @@ from tests.formats import (
     TableFiles,
     TimeFile,
     digest_rows,
+    encode,
     encode_pairs,
     encode_rows,
     file_schema,
@@ -59,6 +61,7 @@ from tests.formats import (
     metadata,
 )
 from tests.internals import AssumedJobs, JobDirectory, Restore, restored_rows
+from tests.jobs import copied
 
 SECOND = 1_000_000
 
@@ -353,6 +356,20 @@ class ArroyoJob:
         }
 
 
+JobT = TypeVar("JobT", bound=ArroyoJob)
+
+
+def twin(job: JobT) -> JobT:
+    """The same job in a store of its own: a job that many tests begin with is written once."""
+    found = copy.copy(job)
+    found.store = copied(job.store, keep_times=True)
+    for name, value in vars(job).items():
+        if isinstance(value, dict):
+            own = {key: list(one) if isinstance(one, list) else one for key, one in value.items()}
+            setattr(found, name, own)
+    return found
+
+
 def as_stored(config: TableConfig, rows: pa.Table) -> pa.Table:
     """Rows of the operator's as a data file has them."""
     assert isinstance(config.config, ExpiringTimeKeyConfig)
@@ -435,6 +452,11 @@ UNKEYED_TUPLES = tuples_config(without_keys(TUPLES), [])
 
 def begun(layout: Layout, epochs: int = 4, name: str = "job_x") -> ArroyoJob:
     """Two operators: a window, and an aggregate without GROUP BY of which Arroyo loses rows."""
+    return twin(_begun(layout, epochs, name))
+
+
+@functools.cache
+def _begun(layout: Layout, epochs: int, name: str) -> ArroyoJob:
     job = ArroyoJob(layout, watermark_micros=30 * SECOND, job=name)
     for at in range(epochs):
         times = [(20 + 10 * at + n) * SECOND * 1000 for n in range(6)]

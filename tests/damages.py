@@ -26,7 +26,6 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec.derived import encode
 from tests.formats import (
     CompactionRecord,
     ExpiringTimeKeyConfig,
@@ -35,6 +34,7 @@ from tests.formats import (
     MergedPairs,
     TimeFile,
     decode_file,
+    encode,
     encode_pairs,
     encode_rows,
     metadata,

@@ -20,7 +20,6 @@ from arroyo_dagster.state import (
     TableName,
     WorkerGeneration,
 )
-from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.tables import StoredSchema
 from tests.formats import (
     MAX_ROUTING_KEY,
@@ -34,6 +33,7 @@ from tests.formats import (
     Manifest,
     RunProgress,
     TimeFile,
+    encode,
     metadata,
 )
 from tests.formats import state_pb2 as pb

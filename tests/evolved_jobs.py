@@ -21,9 +21,8 @@ from arroyo_dagster.state import (
     TableName,
     timestamp_table_config,
 )
-from arroyo_dagster.state.tables.known.sources import KafkaState
-from tests.arroyo_jobs import SECOND, table_rows
-from tests.formats import ExpiringTimeKeyConfig, Overrides
+from tests.arroyo_jobs import SECOND, table_rows, twin
+from tests.formats import ExpiringTimeKeyConfig, KafkaState, Overrides
 from tests.internals import ExpressionWatermarkState, parse_overrides, restored_rows
 from tests.surgery_jobs import (
     BEGAN,
@@ -151,7 +150,9 @@ EXPIRING = {
     "right": "join",
     "s": "session",
 }
-SIZES = {"b": 6, "a": 4}
+
+
+_WRITTEN: dict[str, SurgeryJob] = {}
 
 
 def sql_job(
@@ -171,12 +172,19 @@ def sql_job(
         more: operators that have no table yet.
     """
     sql = sql or Sql()
+    if store is None:
+        how = (layout, name, sql, epochs, base, parallelism, tuple(more))
+        if (key := repr(how)) not in _WRITTEN:
+            given: dict[str, Any] = {"base": base, "parallelism": parallelism, "more": more}
+            job = sql_job(layout, name, sql, epochs=epochs, store=MemoryStore(), **given)
+            _WRITTEN[key] = job
+        return twin(_WRITTEN[key])
     ids = sql.ids
     job = SurgeryJob(
         layout,
         job=name,
         parallelism=parallelism,
-        store=MemoryStore() if store is None else store,
+        store=store,
         watermark_micros=WATERMARK + base * SECOND,
         early=(ids["source"], ids["watermark"]),
         stateless=(*ids.values(), *more),

@@ -20,7 +20,6 @@ from arroyo_dagster.state import (
     WorkerGeneration,
     global_table_config,
 )
-from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.model.checkpoints import CommittedMarker
 from tests.formats import (
     CurrentGeneration,
@@ -29,6 +28,7 @@ from tests.formats import (
     GlobalKeyedFiles,
     LegacyCheckpoint,
     Manifest,
+    encode,
     encode_pairs,
     metadata,
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from arroyo_dagster.state.codec import maintenance_records, metadata, records
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.codec.digest import digest_rows
+from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.codec.iso_times import iso_micros
+from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.codec.metadata import decode_operator, encode_manifest
 from arroyo_dagster.state.codec.operations import INSERT, encode_operation
 from arroyo_dagster.state.codec.parquet import decode_file, encode_pairs, encode_rows, read_facts
@@ -59,12 +62,14 @@ from arroyo_dagster.state.model.surgery.edits import (
     Edit,
     KeyDeletion,
     NewPosition,
+    Rescale,
+    RetainRows,
     SetEntry,
     SetOffsets,
     SetWatermark,
 )
 from arroyo_dagster.state.model.surgery.evolve import Overrides
-from arroyo_dagster.state.model.surgery.plans import EditOutcome, TableAction
+from arroyo_dagster.state.model.surgery.plans import EditOutcome, EditPlan, TableAction
 from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -73,19 +78,21 @@ from arroyo_dagster.state.model.tables import (
     TableFiles,
     TimeFile,
 )
+from arroyo_dagster.state.tables.known.sources import KafkaState
 
 __all__ = [
     "GRACE_FLOOR_MICROS", "INSERT", "MAX_ROUTING_KEY", "SKEW_MICROS", "Absence",
-    "CheckpointFacts", "CompactionRecord", "CurrentGeneration", "Edit", "EditOutcome",
+    "CheckpointFacts", "CompactionRecord", "CurrentGeneration", "Edit", "EditOutcome", "EditPlan",
     "EpochRecord", "ExpiringTimeKeyConfig", "ExpiringTimeKeyFiles", "GcPlan",
     "GenerationManifest", "GlobalKeyedConfig", "GlobalKeyedFiles", "JobCondition", "JobFacts",
-    "JobPins", "KeyDeletion", "LeftOut", "LegacyCheckpoint", "Manifest", "MergeOutcome",
-    "MergedPairs", "MergedRows", "NewPosition", "ObjectKind", "Overrides", "Packed", "Pin",
-    "Quarantined", "RewriteShard", "Roots", "RowsDigest", "RunProgress", "SetEntry",
-    "SetOffsets", "SetWatermark", "SortOrder", "SourceAnswer", "StoredObject",
-    "SubtaskCheckpoint", "TableAction", "TableFiles", "TimeFile",
-    "decode_file", "decode_operator", "digest_rows", "encode_manifest", "encode_operation",
-    "encode_pairs", "encode_rows", "file_schema", "is_compacted", "is_rewritten", "iso_micros",
-    "maintenance_records", "memory_schema", "metadata", "object_name", "objects", "path_error",
-    "read_facts", "records", "schema_from_json", "schema_to_json", "state_pb2", "types",
+    "JobPins", "KafkaState", "KeyDeletion", "LeftOut", "LegacyCheckpoint", "Manifest",
+    "MergeOutcome", "MergedPairs", "MergedRows", "NewPosition", "ObjectKind", "Overrides",
+    "Packed", "Pin", "Quarantined", "Rescale", "RetainRows", "RewriteShard", "Roots",
+    "RowsDigest", "RunProgress", "SetEntry", "SetOffsets", "SetWatermark", "SortOrder",
+    "SourceAnswer", "StoredObject", "SubtaskCheckpoint", "TableAction", "TableFiles", "TimeFile",
+    "decode_change_record", "decode_file", "decode_gc_plan", "decode_operator", "digest_rows",
+    "encode", "encode_manifest", "encode_operation", "encode_pairs", "encode_rows", "file_schema",
+    "gc_plan_to_json", "is_compacted", "is_rewritten", "iso_micros", "maintenance_records",
+    "memory_schema", "metadata", "object_name", "objects", "path_error", "read_facts", "records",
+    "schema_from_json", "schema_to_json", "state_pb2", "types",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
@@ -195,30 +194,6 @@ def whole(store: ObjectStore, paths: JobPaths, *epochs: int) -> None:
 def _facts(data: bytes, path: str) -> FooterFacts:
     """The footer of the same bytes: thousands of copies of one job are proved whole."""
     return read_facts(data, path)
-
-
-class Interrupted(Wrapper):
-    """A store where something happens just before its k-th call, of any verb.
-
-    Args:
-        at: which call, from 1; None only counts them in `calls`.
-    """
-
-    def __init__(
-        self, store: ObjectStore, at: int | None = None, then: Callable[[], object] = lambda: None
-    ) -> None:
-        super().__init__(store)
-        self.calls = 0
-        self._at = at
-        self._then = then
-        self._guard = threading.RLock()
-
-    def _call(self, verb: str, path: str, action: Callable[[], T], data: bytes = b"") -> T:
-        with self._guard:
-            self.calls += 1
-            if self.calls == self._at:
-                self._then()
-        return action()
 
 
 def without_ours(store: ObjectStore) -> dict[StatePath, bytes]:

@@ -98,15 +98,3 @@ def share_or_all(of: int) -> pytest.MarkDecorator:
 def fewer_examples(one_in: int) -> settings:
     """One of so many examples of what Hypothesis looks at: what is dear, in any profile."""
     return settings(max_examples=max(3, settings().max_examples // one_in))
-
-
-EITHER_OR_BOTH = pytest.mark.parametrize(
-    "both", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["either", "both"]
-)
-
-
-def either_or_both(first: T, second: T, point: int, *, both: bool) -> tuple[T, ...]:
-    """What is followed to its end behind a fault: the two in turn, or both (`make soak`)."""
-    if both:
-        return (first, second)
-    return (second,) if point % 2 else (first,)

@@ -33,7 +33,6 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.model.surgery.plans import EditPlan
 from tests.arroyo_jobs import SECOND, stopped
 from tests.compat.arroyo import unpack
 from tests.compat.test_surgery import FORWARD, with_other_outputs
@@ -51,6 +50,7 @@ from tests.evolved_jobs import (
     loaded,
     sql_job,
 )
+from tests.formats import EditPlan
 from tests.internals import EditOptions, StateSource, run_edit, run_evolve, run_fork
 from tests.jobs import copy_into
 from tests.surgery_jobs import BEGAN, NANOS

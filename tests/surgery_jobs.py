@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,7 @@ from arroyo_dagster.state import (
     codec_for,
 )
 from arroyo_dagster.state.tables.known.built_in import BUILT_IN
-from arroyo_dagster.state.tables.known.sources import ImpulseSourceState, KafkaState
+from arroyo_dagster.state.tables.known.sources import ImpulseSourceState
 from tests.arroyo_jobs import (
     EVENTS,
     GROUPS,
@@ -34,12 +35,14 @@ from tests.arroyo_jobs import (
     join_config,
     table_rows,
     tuples_config,
+    twin,
     window_config,
 )
 from tests.formats import (
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
+    KafkaState,
     TableFiles,
     encode_pairs,
 )
@@ -148,10 +151,29 @@ def surgery_job(
         without: an operator that has no rows.
         sink_files: of the sink, one for each subtask that writes one.
     """
+    if store is None:
+        return twin(_surgery_job(layout, epochs, name, parallelism, without, sink_files))
+    return _write(store, layout, epochs, name, parallelism, without, sink_files)
+
+
+@functools.cache
+def _surgery_job(layout: Layout, *how: Any) -> SurgeryJob:
+    return _write(MemoryStore(), layout, *how)
+
+
+def _write(
+    store: MemoryStore,
+    layout: Layout,
+    epochs: int,
+    name: str,
+    parallelism: int,
+    without: str,
+    sink_files: int,
+) -> SurgeryJob:
     job = SurgeryJob(
         layout,
         parallelism=parallelism,
-        store=MemoryStore() if store is None else store,
+        store=store,
         watermark_micros=WATERMARK,
         job=name,
         early=("source_impulse_0", "source_kafka_1", "watermark_2"),

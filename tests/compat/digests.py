@@ -27,10 +27,9 @@ from arroyo_dagster.state import (
     ParquetBackend,
     StatePath,
 )
-from arroyo_dagster.state.codec.parquet import decode_file
 from arroyo_dagster.state.model.layout import OUR_DIRECTORY
-from arroyo_dagster.state.model.tables import GlobalKeyedFiles
-from arroyo_dagster.state.tables.restoring import restored_rows
+from tests.formats import GlobalKeyedFiles, decode_file
+from tests.internals import restored_rows
 
 DAY = 86_400_000_000
 BEGAN = 1_800_000_000_000_000

@@ -24,8 +24,6 @@ import pytest
 
 from arroyo_dagster.engine import run_pipeline
 from arroyo_dagster.state import JobPaths, Layout, MemoryStore, ParquetBackend, StatePath, list_jobs
-from arroyo_dagster.state.model.tables import ExpiringTimeKeyConfig, GlobalKeyedFiles
-from arroyo_dagster.state.tables.restoring import restored_rows
 from tests.compat.arroyo import ARCHIVES, members
 from tests.compat.digests import (
     BEGAN,
@@ -42,6 +40,8 @@ from tests.compat.digests import (
     still_time,
 )
 from tests.evolved_jobs import SHIFTED, SUM, SUMS, Sql, renamed, sql_job
+from tests.formats import ExpiringTimeKeyConfig, GlobalKeyedFiles
+from tests.internals import restored_rows
 from tests.jobs import word_job
 
 TABLE = Path(__file__).parent / "data" / "digests.json.gz"

@@ -1,5 +1,5 @@
 """Every job that a real Arroyo wrote, rewritten whole: fewer files, the same rows, at any
-parallelism; what would be lost of an aggregate without GROUP BY is there."""
+parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from arroyo_dagster.state import (
     CompactionSettings,
     JobPaths,
     Layout,
-    MemoryStore,
     ObjectStore,
     ParquetBackend,
     RewriteOptions,
@@ -28,7 +27,6 @@ from arroyo_dagster.state import (
     open_store,
     plan_rewrite,
     range_for_server,
-    read_rows,
     run_rewrite,
     run_undo,
     verify_job,
@@ -37,7 +35,7 @@ from tests.arroyo_jobs import content, stopped
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.compat.test_fixtures import as_plain
 from tests.damages import copy_job
-from tests.formats import ExpiringTimeKeyFiles, decode_file, encode_rows, is_rewritten, metadata
+from tests.formats import ExpiringTimeKeyFiles, decode_file, is_rewritten, metadata
 from tests.internals import JobDirectory, restore_plan
 from tests.shares import all_but
 
@@ -229,69 +227,7 @@ def test_a_second_rewrite_finds_nothing(jobs: Any, rewritten: Any) -> None:
         assert not plan_rewrite(WriteProtected(twin), paths, stopped(paths), FULL).tables
 
 
-@pytest.mark.parametrize("subtasks", all_but([1, 3], [1]))
-def test_files_can_be_split_for_another_parallelism(jobs: Any, subtasks: int) -> None:
-    for name in ("leader pl_EkDb8RNAgx/job_kv98EQxj80", "flights carrier_totals"):
-        store, paths = jobs[name]
-        twin, settings = copy_job(store, paths), replace(FULL, parallelism=subtasks)
-        outcome = run_rewrite(
-            twin, paths, stopped(paths), settings, RewriteOptions(quiet_seconds=0)
-        )
-        assert content(twin, paths) == content(store, paths)
-        assert verify_job(WriteProtected(twin), paths, parallelism=subtasks).passed
-        assert len(outcome.after.opens) == subtasks
-        for part in outcome.parts:
-            for file in part.merged.outputs:
-                assert any(
-                    range_for_server(at, subtasks).covers(
-                        file.min_routing_key, file.max_routing_key
-                    )
-                    for at in range(subtasks)
-                )
-
-
 # ---- an aggregate without GROUP BY ---------------------------------------------------------------
-
-
-def with_one_file(store: ObjectStore, paths: JobPaths) -> MemoryStore:
-    """The job as one that wrote a checkpoint less often: its totals of three epochs in one file,
-    oldest first, as the flushes of every second are."""
-    twin = copy_job(store, paths)
-    operator = ParquetBackend(twin, paths).load().operator("updating_aggregate_4")
-    assert operator is not None
-    files = operator.tables[A]
-    assert isinstance(files, ExpiringTimeKeyFiles)
-    assert len(files.files) == 3
-    rows = pa.concat_tables([decode_file(twin.read(path), path)[0] for path in files.paths])
-    newest = files.files[-1]
-    twin.put(newest.path, encode_rows(rows))
-    changed = replace(operator, tables={**operator.tables, A: replace(files, files=(newest,))})
-    path = paths.operator_metadata(operator.operator, operator.epoch)
-    twin.put(path, metadata.encode_operator(changed))
-    # Another history has no such epochs before.
-    epochs = ParquetBackend(twin, paths).epochs()
-    twin.delete_many([paths.legacy_metadata(one) for one in epochs[:-1]])
-    return twin
-
-
-def test_the_grand_total_that_arroyo_would_lose_is_repaired(jobs: Any) -> None:
-    """It restores the first row of each record batch: the total of some second before."""
-    store, paths = jobs["flights grand_total"]
-    twin = with_one_file(store, paths)
-    (right,) = read_rows(store, paths, "updating_aggregate_4", "a").rows
-    before = read_rows(twin, paths, "updating_aggregate_4", "a")
-    assert before.problem is not None
-    plan = plan_rewrite(WriteProtected(twin), paths, stopped(paths), FULL)
-    assert [one.lost_rows for one in plan.repairs] == [2]
-    outcome = run_rewrite(twin, paths, stopped(paths), FULL, RewriteOptions(quiet_seconds=0))
-    assert outcome.repaired == 1
-    found = read_rows(twin, paths, "updating_aggregate_4", "a")
-    assert found.problem is None
-    assert list(found.rows) == [right]
-    operator = ParquetBackend(twin, paths).load().operator("updating_aggregate_4")
-    assert operator is not None
-    (path,) = operator.tables[A].paths
-    assert decode_file(twin.read(path), path)[0].num_rows == 1
 
 
 def test_an_unknown_field_of_the_metadata_is_kept(jobs: Any) -> None:

@@ -1,18 +1,24 @@
-"""Every job that a real Arroyo wrote, edited and forked: positions, watermark and a key change as
-they should, nothing else does, and an undo restores every byte."""
+"""Every job that a real Arroyo wrote, edited, forked, evolved and taken back: what is to change
+does, nothing else, the next start loads what it should, and an undo restores every byte."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state import (
     GLOBAL_KEY_VALUE_SCHEMA,
+    Epoch,
     JobPaths,
+    MemoryStore,
     ObjectStore,
     ParquetBackend,
     WriteProtected,
@@ -24,23 +30,37 @@ from arroyo_dagster.state import (
     verify_job,
 )
 from arroyo_dagster.state.operations.query.positions import source_positions
+from arroyo_dagster.state.planning.surgery.matching import match_operators, shapes_of
 from arroyo_dagster.state.planning.verify.findings import Verdict
 from tests.arroyo_jobs import content, stopped
-from tests.compat.arroyo import ARCHIVES, unpack
+from tests.commands import run
+from tests.compat.arroyo import ARCHIVES, DATA, unpack
+from tests.compat.digests import Objects, filled, loaded
+from tests.compat.test_digests import fixtures
 from tests.damages import copy_job
+from tests.evolved_jobs import as_suggested
 from tests.formats import (
     Edit,
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     KeyDeletion,
     NewPosition,
+    Overrides,
     SetOffsets,
     SetWatermark,
     decode_file,
     digest_rows,
     encode_pairs,
 )
-from tests.internals import EditOptions, StateSource, restored_rows, run_edit, run_fork
+from tests.internals import (
+    EditOptions,
+    StateSource,
+    plan_evolve,
+    restored_rows,
+    run_edit,
+    run_evolve,
+    run_fork,
+)
 from tests.shares import Share, share_or_all
 
 NOW = EditOptions(quiet_seconds=0)
@@ -209,3 +229,152 @@ def test_every_job_forks_into_a_twin_of_another_state(jobs: Any, share: Share) -
         assert run_undo(twin, paths, stopped(paths)).operation == "fork"
         for info in store.list(paths.root):
             assert twin.read(info.path) == was.read(info.path)
+
+
+__all__ = ["jobs"]
+
+Job = tuple[ObjectStore, JobPaths]
+NO_COUNTERPART = "no operator of the source is like it"
+REASONS = {
+    ("carrier_totals", "grand_total"): r"its keys are \(\), and in the source \(_key_carrier",
+    ("grand_total", "carrier_totals"): r"its keys are \(_key_carrier .*in the source \(\)",
+    ("hourly_departures", "median_delays"): "its window is 21600 s long, and in the source 3600 s",
+    ("median_delays", "hourly_departures"): "its window is 3600 s long, and in the source 21600 s",
+}
+"""Of pairs whose operators have the same ids; all others have operators without a counterpart."""
+
+
+def sql_of(job: Job) -> str:
+    """What the SQL of a job is called: the two clusters ran the same."""
+    store, paths = job
+    names = [one.operator for one in ParquetBackend(store, paths).load().operators]
+    (sink,) = [one for one in names if one.startswith("sink_")]
+    return str(paths.job) if sink.startswith("sink_result") else sink
+
+
+def pairs(jobs: dict[str, Job], *, equal: bool) -> list[tuple[Job, Job]]:
+    named = [(sql_of(one), one) for one in jobs.values()]
+    every = itertools.product(named, named)
+    return [(a, b) for (first, a), (second, b) in every if (first == second) is equal]
+
+
+def test_operators_match_by_what_they_hold(jobs: dict[str, Job]) -> None:
+    same = pairs(jobs, equal=True)
+    assert (len(same), len(pairs(jobs, equal=False))) == (23, 202)
+    for a, b in same:
+        theirs, ours = (ParquetBackend(*one).load() for one in (a, b))
+        found = match_operators(shapes_of(theirs), shapes_of(ours), Overrides())
+        assert found.suggestions == ()
+        assert all(one.source == one.operator for one in found.matches)
+        stateful = {one.operator for one in ours.operators if one.tables}
+        sinks = {one for one in stateful if one.startswith("sink_")}
+        assert {one.operator for one in found.matches} >= stateful - sinks
+
+
+@share_or_all(6)
+def test_jobs_of_one_sql_take_the_whole_state(jobs: Any, share: Share) -> None:
+    for (store, paths), (other, target) in share(pairs(jobs, equal=True)):
+        twin = with_other_outputs(other, target)
+        was = copy_job(twin, target)
+        source = StateSource(store=WriteProtected(store), paths=paths)
+        assert run_evolve(source, twin, target, stopped(target), None, NOW).published
+        assert content(twin, target) == content(store, paths)
+        assert positions(twin, target) == positions(store, paths)
+        assert verify(twin, target).errors == ()
+        assert run_undo(twin, target, stopped(target)).operation == "evolve"
+        for info in other.list(target.root):
+            assert twin.read(info.path) == was.read(info.path)
+
+
+@share_or_all(24)
+def test_jobs_of_other_sql_are_refused_with_the_reason(jobs: Any, share: Share) -> None:
+    cases = pairs(jobs, equal=False)
+    known = [one for one in cases if (one[0][1].job, one[1][1].job) in REASONS]
+    assert len(known) == len(REASONS)
+    for (store, paths), (other, target) in [*share(cases), *share(known)]:
+        twin = with_other_outputs(other, target)
+        source = StateSource(store=WriteProtected(store), paths=paths)
+        expected = REASONS.get((str(paths.job), str(target.job)), "")
+        act = partial(plan_evolve, source, WriteProtected(twin), target, stopped(target))
+        with pytest.raises(InputError) as refused:
+            as_suggested(act)
+        assert refused.match(
+            expected or f"{NO_COUNTERPART}|its keys are|its gap is|nothing shows which"
+        )
+
+
+JOBS = range(15)
+DATABASE = ("--arroyo-db", str(DATA / "state-legacy.sqlite"))
+
+
+def prepared(number: int) -> tuple[MemoryStore, JobPaths, tuple[str, ...]]:
+    """A job, and the words that tell its status."""
+    name, objects, paths = fixtures()[number]
+    told = DATABASE if name.startswith("legacy") else ("--assume", f"{paths.root}=stopped")
+    return filled("rollback", objects), paths, told
+
+
+def state(store: MemoryStore, paths: JobPaths, epoch: Epoch | None = None) -> dict[str, Any]:
+    """What a restore loads."""
+    found, _ = loaded(store, paths, epoch)
+    return {name: rows for name, rows in found.items() if name not in ("epochs", "state")}
+
+
+def committing(store: MemoryStore, paths: JobPaths) -> dict[str, Any]:
+    """The tables of sinks that commit in two phases, with their commit data."""
+    return {
+        f"{operator.operator} {name}": files
+        for operator in ParquetBackend(store, paths).load().operators
+        if operator.needs_commit
+        for name, files in operator.tables.items()
+    }
+
+
+def others(store: MemoryStore) -> Objects:
+    return {
+        info.path: (store.read(info.path), 0)
+        for info in store.list()
+        if "_arroyo_dagster" not in info.path and "-ext-" not in info.path
+    }
+
+
+@pytest.mark.parametrize("number", JOBS)
+def test_the_next_start_loads_what_the_older_epoch_holds(number: int) -> None:
+    store, paths, told = prepared(number)
+    epochs = json.loads(run(store.url, "rollback", paths.root, "--json").stdout)
+    *_, newest = ParquetBackend(store, paths).epochs()
+    assert newest not in epochs["restorable_epochs"]
+    was, sinks = others(store), committing(store, paths)
+    for epoch in {*epochs["restorable_epochs"][::6], newest - 1}:
+        expected, now = (state(store, paths, Epoch(one)) for one in (epoch, newest))
+        words = ("rollback", paths.root, str(epoch), *told)
+        plan = json.loads(run(WriteProtected(store).url, *words, "--json").stdout)
+        assert (plan["plan"]["why_not"], plan["epoch"]) == (None, newest)
+        digest = plan["plan"]["digest"]
+        done = run(store.url, *words, "--yes", "--quiet", "0", "--approve", digest)
+        assert done.exit_code == 0, done.output
+        kept = {name: now[name] for name in sinks}
+        assert state(store, paths) == expected | kept
+        assert committing(store, paths) == sinks
+        assert run(store.url, "verify", paths.root, "--level", "4").exit_code == 0
+        assert run(store.url, "undo", paths.root, *told, "--yes").exit_code == 0
+        assert others(store) == was
+
+
+def test_the_fixtures_hold_sinks_that_commit_in_two_phases() -> None:
+    assert sum(bool(committing(*prepared(number)[:2])) for number in JOBS) == 2
+
+
+def test_without_a_source_that_names_the_committed_epoch_nothing_goes_back() -> None:
+    """Of the legacy layout: the store does not say whether the newest epoch is committed."""
+    for number in JOBS:
+        store, paths, told = prepared(number)
+        if told is DATABASE and committing(store, paths):
+            break
+    was = others(store)
+    words = ("rollback", paths.root, str(ParquetBackend(store, paths).epochs()[0]))
+    refused = run(store.url, *words, "--assume", f"{paths.root}=stopped", "--yes")
+    assert refused.exit_code == 1
+    assert "no source says that epoch" in refused.stderr
+    assert "pass --arroyo-db or --arroyo-api" in refused.stderr
+    assert others(store) == was

@@ -44,7 +44,6 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.model.layout import MAINTENANCE_NAMES
 from arroyo_dagster.state.operations.surgery.copy_job import CopyOptions, run_copy
-from arroyo_dagster.state.operations.surgery.managed.execute import run_managed_undo
 from arroyo_dagster.state.planning.verify.findings import Severity
 from tests.arroyo_jobs import SECOND, stopped
 from tests.arroyo_server import ModelArroyo, arroyo
@@ -60,6 +59,7 @@ from tests.internals import (
     run_edit,
     run_fork,
     run_managed_edit,
+    run_managed_undo,
     run_rebuild,
     run_undelete,
 )

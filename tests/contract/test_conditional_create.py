@@ -26,12 +26,11 @@ from arroyo_dagster.state import (
     open_store,
 )
 from arroyo_dagster.state.metadata.lease import newest_token
-from arroyo_dagster.state.operations.gc.inventory import read_inventory
 from tests import s3_servers
 from tests.contract import servers
 from tests.contract.conftest import BUCKET, open_s3
 from tests.contract.faulty import Answer, Faulty, Request, failing, faulty_server, object_of
-from tests.internals import lease
+from tests.internals import lease, read_inventory
 from tests.jobs import run_word_job, word_job
 
 P = StatePath

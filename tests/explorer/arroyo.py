@@ -26,23 +26,22 @@ from arroyo_dagster.state import (
     range_for_server,
     timestamp_table_config,
 )
-from arroyo_dagster.state.codec import metadata
-from arroyo_dagster.state.model.checkpoints import LegacyCheckpoint, Manifest
-from arroyo_dagster.state.model.job_facts import (
+from tests.explorer.rows import KEYS, STEP, encoded, numbers_of, row
+from tests.explorer.world import Hands, Process, Violation, World, refused
+from tests.formats import (
     CheckpointFacts,
-    JobCondition,
-    JobFacts,
-    SourceAnswer,
-)
-from arroyo_dagster.state.model.tables import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
     GlobalKeyedConfig,
     GlobalKeyedFiles,
+    JobCondition,
+    JobFacts,
+    LegacyCheckpoint,
+    Manifest,
+    SourceAnswer,
     TimeFile,
+    metadata,
 )
-from tests.explorer.rows import KEYS, STEP, encoded, numbers_of, row
-from tests.explorer.world import Hands, Process, Violation, World, refused
 
 OPERATORS = (OperatorId("source_s_0"), OperatorId("SessionWindow<30s>"))
 GLOBAL, TIMED = TableName("g"), TableName("t")

@@ -8,16 +8,12 @@ from typing import Any
 
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state import verify_job
-from arroyo_dagster.state.metadata.lease import (
-    IN_FLIGHT_GRACE_SECONDS,
-    LEASE_SECONDS,
-    LeaseOptions,
-    lease,
-)
-from arroyo_dagster.state.model.job_facts import JobCondition
+from arroyo_dagster.state.metadata.lease import IN_FLIGHT_GRACE_SECONDS, LEASE_SECONDS
 from tests.explorer.oracle import TakenByArroyo, Watch, listed, manifest_facts, restored
 from tests.explorer.setting import Setting
 from tests.explorer.world import DAY, REQUEST, SECOND, Hands, Process, Violation, World
+from tests.formats import JobCondition
+from tests.internals import LeaseOptions, lease
 
 
 def check_end(world: World, watch: Watch) -> None:

@@ -60,16 +60,11 @@ from arroyo_dagster.state.metadata import restorable as restorable_module
 from arroyo_dagster.state.model import clock as clock_module
 from arroyo_dagster.state.model.checkpoints import ExpiringTimeKeyReport, GlobalKeyedReport
 from arroyo_dagster.state.model.compaction import PairsMerge
-from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.operations.compaction import publish as publish_module
 from arroyo_dagster.state.operations.gc import quarantine as quarantine_module
 from arroyo_dagster.state.operations.restore import revision as revision_module
 from arroyo_dagster.state.operations.restore import rollback as rollback_module
 from arroyo_dagster.state.operations.surgery import carried_files as carried_module
-from arroyo_dagster.state.operations.surgery.managed.execute import (
-    plan_managed_undo,
-    run_managed_undo,
-)
 from arroyo_dagster.state.operations.surgery.rebuild import execute as rebuild_module
 from arroyo_dagster.state.operations.surgery.rebuild.protocol import ReadableObjects
 from arroyo_dagster.state.planning.restore import partially_collected as collected_module
@@ -104,6 +99,7 @@ from tests.formats import (
     MergedRows,
     MergeOutcome,
     NewPosition,
+    RetainRows,
     RunProgress,
     SetEntry,
     SetOffsets,
@@ -121,12 +117,14 @@ from tests.internals import (
     UndeleteOptions,
     plan_fork,
     plan_job_rollback,
+    plan_managed_undo,
     purge,
     read_pins,
     run_edit,
     run_fork,
     run_job_rollback,
     run_managed_edit,
+    run_managed_undo,
     run_rebuild,
     run_undelete,
 )

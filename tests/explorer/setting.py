@@ -9,13 +9,12 @@ from typing import Any
 
 from arroyo_dagster.state import GcRequest, JobPaths, PlanKind, Retention
 from arroyo_dagster.state.model.garbage import GRACE_MICROS
-from arroyo_dagster.state.model.surgery.edits import Rescale
 from tests.explorer import ours
 from tests.explorer.arroyo import Controller, Leader, LegacyRun
 from tests.explorer.oracle import Watch
 from tests.explorer.truth import Edited
 from tests.explorer.world import DAY, HOUR, SECOND, WRITERS, Clock, Process, World
-from tests.formats import GRACE_FLOOR_MICROS
+from tests.formats import GRACE_FLOOR_MICROS, Rescale
 from tests.internals import AssumedJobs, JobDirectory
 
 FAULTS = ("crash", "crash", "crash-after", "crash-after", "fail", "fail-after", "half", "throttled")

@@ -294,7 +294,7 @@ def test_what_does_not_fit_the_job_is_refused_and_nothing_changes(name: str) -> 
 
 
 class NotComputed(RowsHere):
-    """Rows that must not be computed."""
+    """Rows that must not be computed to be described: a plan says what they are."""
 
     def facts(self, target: TableTarget) -> RowFacts:
         raise AssertionError("the rows were computed")
@@ -451,18 +451,11 @@ def test_rows_that_change_between_plan_and_execution_are_not_published() -> None
     assert others(job.store) == was
 
 
-class Counted(RowsHere):
-    """Rows that must not be described: a plan says what they are."""
-
-    def facts(self, target: TableTarget) -> RowFacts:
-        raise AssertionError("the rows were computed to be described")
-
-
 def test_a_reviewed_plan_is_executed_with_its_rows_computed_once() -> None:
     job = sql_job(Layout.PROTOCOL, "job_b")
     at = key("window", "t")
     plan = bootstrap(job, tables={at: WINDOWS}).plan(job.store)
-    once = bootstrap(job, tables={at: Counted(WINDOWS.rows)})
+    once = bootstrap(job, tables={at: NotComputed(WINDOWS.rows)})
     assert once.run(job.store, options(), plan=plan).plan.digest == plan.digest
     assert loaded(job.store, job.paths)[at] == windows_of(NOW)
 

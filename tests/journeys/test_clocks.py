@@ -29,7 +29,7 @@ from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
 from tests.fleets import OPERATOR, SECOND, TABLE, Written, legacy_job, protocol_job
 from tests.formats import GcPlan
-from tests.gc_jobs import DAY, Clock, dead, expiry, orphans, without_ours
+from tests.gc_jobs import DAY, Clock, expiry, orphans, without_ours
 from tests.internals import Pace, UndeleteOptions, run_undelete
 from tests.jobs import copied
 from tests.stores import Listing, ObjectInfo, Wrapper
@@ -37,7 +37,6 @@ from tests.stores import Listing, ObjectInfo, Wrapper
 PROTOCOL, LEGACY = protocol_job("p"), legacy_job("j")
 BOTH = pytest.mark.parametrize("paths", [PROTOCOL, LEGACY], ids=["protocol", "legacy"])
 STOPPED = {"p/main": "stopped", "j": "stopped"}
-GONE = {"p/main": "gone", "j": "gone"}
 WEEK = 7 * DAY
 QUICK = Pace(sleep=lambda seconds: None)
 
@@ -239,34 +238,6 @@ def test_epochs_brought_back_do_not_hold_newer_ones(clock: Clock) -> None:
     plan = planned(job.store, PROTOCOL, expiry(micros=WEEK, **said), clock)
     assert plan.keep_from == 16
     assert plan.epochs == tuple(range(6, 16))
-
-
-# ---- dead jobs -----------------------------------------------------------------------------------
-
-
-@BOTH
-def test_a_dead_job_is_as_young_as_the_younger_clock_says(paths: JobPaths, clock: Clock) -> None:
-    job = begun(paths, clock, off=10 * DAY)
-    clock.days(12)
-    asked = replace(dead(**GONE), others=())
-    with pytest.raises(ProtocolError, match="within the grace period"):
-        planned(job.store, paths, asked, clock)
-    clock.days(2)
-    assert planned(job.store, paths, asked, clock).objects
-
-
-@BOTH
-def test_a_dead_job_that_was_copied_is_removed_once_the_copy_is_old(paths: JobPaths) -> None:
-    clock = Clock()
-    job = begun(paths, clock)
-    clock.days(30)
-    assert isinstance(job.store, MemoryStore)
-    copy = copied(job.store, clock=clock)
-    asked = replace(dead(**GONE), others=())
-    with pytest.raises(ProtocolError, match="within the grace period"):
-        planned(copy, paths, asked, clock)
-    clock.days(4)
-    assert planned(copy, paths, asked, clock).objects
 
 
 # ---- a real Arroyo -------------------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError, StorageError
+from arroyo_dagster.errors import ConflictError, FormatError, ProtocolError
 from arroyo_dagster.state import (
     CompactionOptions,
     CompactionPolicy,
@@ -32,7 +31,6 @@ from arroyo_dagster.state.storage.wrappers import Counting
 from arroyo_dagster.state.tables.merge.rows import OnBytes
 from arroyo_dagster.state.tables.merge.task import MergeTask
 from tests.compat.arroyo import unpack
-from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import MergeOutcome, RowsDigest, is_compacted
 from tests.internals import LocalRun, lease
 from tests.jobs import (
@@ -44,7 +42,6 @@ from tests.jobs import (
     word_job,
     written_by_word_job,
 )
-from tests.shares import EITHER_OR_BOTH, Share, dealt_out, either_or_both
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -54,8 +51,6 @@ JOB: dict[str, Any] = {
     "keep_epochs": None,
     "merge_files_after": 99,
 }
-SHORT = {**JOB, "rows": 12}
-"""Two epochs behind the fourth: what is wrong with a compaction shows in the first of them."""
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
 PACK = CompactionSettings(min_files=2)
 PATHS = word_job(MemoryStore(), **JOB).paths
@@ -215,45 +210,6 @@ def test_a_record_that_cannot_be_believed_changes_nothing(damage: str) -> None:
     run.step()
     run_word_job(store, **JOB)
     assert (content(store), output_of(store)) == ended()
-
-
-@pytest.mark.usefixtures("restarts_at_once")
-@EITHER_OR_BOTH
-@pytest.mark.parametrize(
-    ("at_rest", "mode", "crash", "share"),
-    dealt_out(
-        [
-            (at_rest, *fault)
-            for at_rest in (True, False)
-            for fault in (("before", False), ("after", False), ("after", True), ("partial", True))
-        ],
-        4,
-    ),
-)
-def test_a_fault_at_any_change_of_a_compaction_loses_and_doubles_nothing(
-    at_rest: bool,
-    mode: Literal["before", "after", "partial"],
-    crash: bool,
-    share: Share,
-    both: bool,
-) -> None:
-    start, expected = (begun if at_rest else killed)(4, SHORT), ended(SHORT)
-    state = content(start)
-    counted = FaultInjecting(copied(start))
-    run_compaction(counted, PATHS, FULL)
-    assert counted.changes > 6
-    for at in share(range(1, counted.changes + 1)):
-        store = copied(start)
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-        with contextlib.suppress(Crash, StorageError):
-            run_compaction(faulty, PATHS, FULL)
-        assert content(store) == state, f"fault at change {at}"
-        again = copied(store)
-        run_compaction(again, PATHS, FULL)
-        assert content(again) == state, f"second run after a fault at change {at}"
-        for end in either_or_both(store, again, at, both=both):
-            run_word_job(end, **SHORT)
-            assert (content(end), output_of(end)) == expected, f"fault at change {at}"
 
 
 def test_a_job_that_is_started_meanwhile_wins() -> None:

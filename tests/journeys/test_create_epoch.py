@@ -32,11 +32,10 @@ from arroyo_dagster.state import (
     open_store,
     run_undo,
 )
-from arroyo_dagster.state.codec.derived import encode
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.documentation import blocks
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.formats import CheckpointFacts, EditOutcome, JobCondition, SetWatermark, metadata
+from tests.formats import CheckpointFacts, EditOutcome, JobCondition, SetWatermark, encode, metadata
 from tests.internals import (
     Claim,
     EditOptions,

@@ -12,25 +12,16 @@ from arroyo_dagster.state import (
     CompactionPolicy,
     CompactionSettings,
     MemoryStore,
-    StateCatalog,
     StateEpoch,
     open_state,
     run_compaction,
 )
 from arroyo_dagster.state.codec.plain import plain_scalar
 from arroyo_dagster.state.operations.query.diff import TableDiff, diff_epochs, diff_tables
-from tests.compat.arroyo import ARCHIVES, unpack
 from tests.internals import CHANGE, Change
 from tests.jobs import copied, written_by_word_job
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
-
-
-@pytest.fixture(scope="module", params=ARCHIVES)
-def arroyo(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> StateCatalog:
-    return open_state(unpack(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +59,6 @@ def check_pair(before: StateEpoch, after: StateEpoch) -> list[TableDiff]:
         most = sum(((was - now) + (now - was)).values())
         assert len(one.changes) == most, "a row that did not change is named"
     return found
-
-
-def test_changes_lead_from_one_epoch_to_the_next(arroyo: StateCatalog) -> None:
-    skipped = changed = 0
-    for job in arroyo.jobs():
-        numbers = job.epochs()
-        for first, second in ((numbers[0], numbers[-1]), (numbers[-2], numbers[-1])):
-            found = check_pair(job.epoch(first), job.epoch(second))
-            skipped += sum(one.skipped_files for one in found)
-            changed += sum(len(one.changes) for one in found)
-    assert changed
-    assert skipped or arroyo.store.url.endswith("leader0")
 
 
 def test_managed_jobs_with_removals_and_expiry(store: MemoryStore) -> None:

@@ -1,4 +1,4 @@
-"""The pages of docs/: every command and code on them runs."""
+"""The pages of docs/ and the README: every command and code on them runs."""
 
 from __future__ import annotations
 
@@ -359,3 +359,22 @@ def test_an_index_leads_to_every_page_below_it(index: str) -> None:
         if page != index:
             name = os.path.relpath(page, Path(index).parent)
             assert f"({name})" in text, f"{index} does not lead to {page}"
+
+
+README = "README.md"
+MOST_LINES = 150
+
+
+def test_the_readme_is_read_in_ten_minutes() -> None:
+    assert len((PROJECT / README).read_text().splitlines()) <= MOST_LINES
+
+
+def test_the_three_commands_are_make_targets() -> None:
+    assert blocks(README, "sh")[0].splitlines() == ["make demo", "make ui", "make test"]
+
+
+def test_the_definitions_of_the_readme_load() -> None:
+    (code,) = blocks(README, "python")
+    found: dict[str, object] = {}
+    exec(code, found)
+    assert found["defs"].resolve_all_asset_keys()  # type: ignore[attr-defined]

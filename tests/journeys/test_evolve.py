@@ -12,9 +12,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
-from arroyo_dagster import Layout, MemoryStore, OperatorId, ParquetBackend, WriteProtected
+from arroyo_dagster import Layout, OperatorId, ParquetBackend, WriteProtected
 from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.surgery.plans import EditPlan
 from tests.arroyo_jobs import stopped, table_rows
 from tests.evolved_jobs import (
     COUNT,
@@ -37,7 +36,7 @@ from tests.evolved_jobs import (
     schema_of,
     sql_job,
 )
-from tests.formats import EditOutcome, Overrides, TableAction
+from tests.formats import EditOutcome, EditPlan, Overrides, TableAction
 from tests.internals import (
     EditOptions,
     StateSource,
@@ -71,7 +70,7 @@ def two_jobs(
     """Job A, and B of other SQL, with rows of its own that must not stay."""
     source = sql_job(layout, "job_a", was, more=source_more)
     target = {"parallelism": parallelism, "more": more}
-    store = MemoryStore() if apart else source.store
+    store = None if apart else source.store
     job = sql_job(into or layout, "job_b", now, epochs=2, base=7, store=store, **target)
     return source, job
 

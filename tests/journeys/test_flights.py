@@ -15,7 +15,6 @@ from arroyo_dagster.engine import run_pipeline
 from arroyo_dagster.state import ParquetBackend, open_store
 from examples.flights.pipeline import FLIGHTS, flights_pipeline
 from examples.flights.verify import JOB, differences, found_totals, prove
-from tests.internals import LocalRun
 from tests.shares import all_but
 
 DAY = timedelta(days=1)
@@ -111,22 +110,6 @@ def test_a_job_stopped_and_started_with_other_subtasks_and_batches_gives_the_sam
     job.run(rows_per_epoch=4096, parallelism=3, max_epochs=3)
     job.run(rows_per_epoch=16384, parallelism=1)
     assert job.differences() == ()
-
-
-def test_a_job_that_dies_between_epochs_gives_the_same_and_keeps_few_epochs(
-    tmp_path: Path, quarter: pa.Table
-) -> None:
-    job = Flights(tmp_path, quarter)
-    store = open_store(job.url)
-    built = flights_pipeline(
-        job.output, data=str(tmp_path / "flights.parquet"), rows_per_epoch=8192, keep_epochs=3
-    )
-    died = LocalRun.start(built, store)
-    for _ in range(4):
-        died.step()
-    job.run(rows_per_epoch=8192, keep_epochs=3)
-    assert job.differences() == ()
-    assert len(ParquetBackend(store, JOB).epochs()) <= 4
 
 
 # ---- thirty days ---------------------------------------------------------------------------------

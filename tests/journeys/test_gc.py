@@ -1,11 +1,12 @@
-"""Garbage collection of one job: what stays is whole, whatever goes wrong."""
+"""Garbage collection of one job: what stays is whole, whatever goes wrong,
+also beside a writer that goes on."""
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -14,30 +15,30 @@ from arroyo_dagster import (
     CompactionSettings,
     Epoch,
     GcOptions,
+    GcRequest,
     Layout,
     MemoryStore,
-    OperatorId,
     ParquetBackend,
+    StatePath,
     WorkerGeneration,
     WriteProtected,
     list_jobs,
     open_store,
+    pin_epoch,
     plan_gc,
     run_compaction,
     run_gc,
 )
-from arroyo_dagster.errors import InputError, StorageError
-from arroyo_dagster.state.operations.gc.journal import list_runs
+from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
+from arroyo_dagster.state.planning.restore import recovery
 from arroyo_dagster.state.storage.wrappers import Counting
 from tests.compat.arroyo import ARCHIVES, unpack
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import Written, legacy_job
+from tests.formats import encode, metadata, records
 from tests.gc_jobs import (
     JOB,
     PATHS,
     Clock,
-    Interrupted,
     begun,
     data_files,
     expiry,
@@ -45,11 +46,10 @@ from tests.gc_jobs import (
     reachable,
     restorable,
     whole,
-    without_ours,
 )
-from tests.internals import LocalRun, Pace, read_journal, read_roots
-from tests.jobs import copied, output_of, run_word_job, state_of, word_job
-from tests.shares import EITHER_OR_BOTH, either_or_both
+from tests.internals import LocalRun, Pace, read_roots
+from tests.jobs import output_of, run_word_job, state_of, word_job
+from tests.stores import Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -128,53 +128,6 @@ def ended(store: MemoryStore) -> tuple[Any, Any]:
     return found, output_of(store)
 
 
-@EITHER_OR_BOTH
-@pytest.mark.parametrize(
-    ("mode", "crash"),
-    [("before", False), ("after", False), ("after", True), ("partial", True)],
-    ids=["failure", "answer-lost", "crash", "crash-half-way"],
-)
-@pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
-def test_a_fault_at_any_change_leaves_what_stays_whole_and_the_next_run_finishes(
-    mode: Literal["before", "after", "partial"], crash: bool, aside: bool, both: bool
-) -> None:
-    clock = Clock()
-    start, expected = begun(6, clock, rows=16), ended(begun(1, rows=16))
-
-    def run(store: Any) -> Any:
-        later = Clock()
-        later.micros = clock.micros
-        return run_gc(
-            store,
-            PATHS,
-            expiry(2),
-            GcOptions(quarantine=aside, clock=later, pace=QUICK, owner="one"),
-        )
-
-    def fresh() -> MemoryStore:
-        return copied(start, clock=clock)
-
-    counted = FaultInjecting(fresh())
-    run(counted)
-    clean = without_ours(counted)
-    assert counted.changes > 8
-    for at in range(1, counted.changes + 1):
-        store = fresh()
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-        with contextlib.suppress(Crash, StorageError):
-            run(faulty)
-        whole(store, PATHS, 5, 6)
-        at_once = copied(store)
-        run(store)
-        assert without_ours(store) == clean, f"fault at change {at}: not finished by the next run"
-        outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, PATHS)}
-        assert "unknown" not in outcomes, f"fault at change {at}"
-        assert all(one.ended for one in list_runs(store, PATHS)), f"fault at change {at}"
-        # To a job, what was moved aside is gone as what was deleted.
-        for end in either_or_both(at_once, store, at, both=both) if both or not aside else ():
-            assert ended(end) == expected, f"fault at change {at}"
-
-
 def test_after_a_compaction_most_files_go_and_what_waits_to_be_taken_over_stays() -> None:
     full = CompactionSettings(policy=CompactionPolicy.FULL)
     expected = ended(begun(1, rows=16))
@@ -197,50 +150,83 @@ def test_after_a_compaction_most_files_go_and_what_waits_to_be_taken_over_stays(
     assert ended(store) == expected
 
 
-def _died() -> None:
-    raise Crash("the process died")
+MANIFEST = PATHS.generation_manifest(WorkerGeneration(2))
+SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 
 
-@pytest.mark.parametrize("layout", ["protocol", "legacy"])
-@pytest.mark.parametrize("aside", [False, True], ids=["deleted", "moved-aside"])
-def test_a_collection_of_orphans_that_dies_before_any_call_is_finished_by_the_next(
-    layout: str, aside: bool
+def run_of(store: MemoryStore, **changes: Any) -> LocalRun:
+    return LocalRun.start(word_job(store, **{**JOB, **SMALL, **changes}), store)
+
+
+class PublishedLate(Wrapper):
+    """A store whose newest epoch becomes visible once its record was looked for so many times."""
+
+    def __init__(self, store: MemoryStore, times: int) -> None:
+        super().__init__(store)
+        self._times = times
+        self._record = PATHS.epoch_record(ParquetBackend(store, PATHS).epochs()[-1])
+        self._late = {path: store.read(path) for path in (self._record, MANIFEST)}
+        store.delete_many([self._record])
+        manifest = records.decode_generation_manifest(store.read(MANIFEST), MANIFEST)
+        hidden = replace(manifest, latest_ref=None)
+        store.put(MANIFEST, encode(hidden))
+
+    def read(self, path: StatePath) -> bytes:
+        try:
+            return super().read(path)
+        finally:
+            self._times -= path == self._record
+            if self._times == 0:
+                for late, data in self._late.items():
+                    self.inner.put(late, data)
+                self._late = {}
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 4])
+@pytest.mark.parametrize("asked", [expiry(2), orphans()], ids=["expire", "orphans"])
+def test_an_epoch_that_is_published_between_two_reads_is_no_gap(
+    asked: GcRequest, times: int
 ) -> None:
+    """A job that runs is not refused because its newest epoch was half published at first."""
     clock = Clock()
-    start, paths, generation, said = MemoryStore(clock=clock), legacy_job("j"), None, {}
-    if layout == "protocol":
-        start, paths = begun(3, clock, sinks=0, parallelism=1), PATHS
-        generation = WorkerGeneration(1)
-    else:
-        Written(start, paths, start=clock.micros, keep=2).epochs(5)
-        said = {"j": "stopped"}
-    clock.days(-5)
-    for number in (1, 2):
-        place = paths.operator(OperatorId("count"), Epoch(number), generation)
-        start.put(place / "table-counts-007-lost", b"an attempt that nobody waits for")
-    clock.days(5)
-    epochs = ParquetBackend(start, paths).epochs()
+    store = begun(5, clock, **SMALL)
+    running = run_of(store)
+    running.step()
+    late = PublishedLate(store, times)
+    plan = plan_gc(late, PATHS, asked, now_micros=clock())
+    assert plan.proof.head is not None
+    backend = ParquetBackend(store, PATHS)
+    assert plan.proof.head in [backend.load(epoch).ref for epoch in backend.epochs()]
 
-    def run(store: Any) -> Any:
-        later = Clock()
-        later.micros = clock.micros
-        return run_gc(
-            store,
-            paths,
-            orphans(**said),
-            GcOptions(quarantine=aside, clock=later, pace=QUICK, owner="o"),
-        )
 
-    counted = Interrupted(copied(start, clock=clock, keep_times=True))
-    assert run(counted).deleted == 2
-    clean = without_ours(counted.inner)
-    assert counted.calls > 30
-    for at in range(1, counted.calls + 1):
-        store = copied(start, clock=clock, keep_times=True)
-        with contextlib.suppress(Crash):
-            run(Interrupted(store, at, _died))
-        whole(store, paths, *epochs)
-        run(store)
-        assert without_ours(store) == clean, f"died before call {at}: not finished by the next run"
-        outcomes = {entry.outcome.partition(":")[0] for entry in read_journal(store, paths)}
-        assert "unknown" not in outcomes, f"died before call {at}"
+@pytest.mark.parametrize("pinned", [False, True], ids=["expired", "pinned"])
+@pytest.mark.parametrize("asked", [expiry(2), orphans()], ids=["expire", "orphans"])
+def test_a_job_whose_newest_epoch_is_being_published_is_collected_all_the_same(
+    asked: GcRequest, pinned: bool
+) -> None:
+    """Between the hint of a run and its epoch record nothing but the parent leads to an epoch, once
+    the epoch that the run began from has expired."""
+    clock = Clock()
+    store = begun(5, clock, **SMALL)
+    running = run_of(store)
+    for _ in range(5):
+        running.step()
+    if pinned:
+        pin_epoch(store, PATHS, Epoch(5), owner="test", clock=clock, sleep=lambda seconds: None)
+    run_gc(store, PATHS, expiry(3), GcOptions(clock=clock, pace=QUICK))
+    store.delete_many([PATHS.epoch_record(Epoch(10))])
+    newest = PATHS.manifest(WorkerGeneration(2), Epoch(10))
+    listed = data_files(store, PATHS)
+    outcome = run_gc(store, PATHS, asked, GcOptions(clock=clock, pace=QUICK))
+    assert outcome.plan.proof.head == PATHS.manifest(WorkerGeneration(2), Epoch(9))
+    assert store.head(newest) is not None
+    store.put(*late_record(store, newest))
+    restorable(store, PATHS, 9, 10)
+    assert asked.retention is not None or listed == data_files(store, PATHS)
+
+
+def late_record(store: MemoryStore, ref: StatePath) -> tuple[StatePath, bytes]:
+    """The epoch record that a run writes for its manifest."""
+    manifest = metadata.decode_manifest(store.read(ref), ref)
+    record = recovery.claim_of(ref, manifest, 1)
+    return PATHS.epoch_record(manifest.epoch), encode(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,44 +21,31 @@ from arroyo_dagster import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    StatePath,
     WorkerGeneration,
     WriteProtected,
     pin_epoch,
     plan_gc,
     run_compaction,
     run_gc,
-    unpin_epochs,
 )
-from arroyo_dagster.engine.in_process import LocalRun
 from arroyo_dagster.errors import (
     ArroyoStateError,
-    ConflictError,
     FormatError,
     InputError,
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec import metadata
 from arroyo_dagster.state.codec.references import operator_references
-from arroyo_dagster.state.metadata import expiry as expiry_module
-from arroyo_dagster.state.operations.catalog.job_directory import JobDirectory
-from arroyo_dagster.state.operations.gc.pins import read_pins
-from arroyo_dagster.state.operations.gc.quarantine import list_quarantines
-from arroyo_dagster.state.operations.gc.roots import newest_root, read_roots
-from arroyo_dagster.state.operations.gc.steps import Pace
-from arroyo_dagster.state.operations.gc.undelete import UndeleteOptions, run_undelete
-from arroyo_dagster.state.storage.store import DeleteOutcome, Listing
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.operations.gc.roots import newest_root
 from tests.explorer import mutants
-from tests.faulty_stores import Before, Crash, FaultInjecting
+from tests.faulty_stores import Before
 from tests.fleets import OPERATOR, Written, legacy_job
+from tests.formats import metadata
 from tests.gc_jobs import (
     JOB,
     PATHS,
     Clock,
     Hiding,
-    Interrupted,
     begun,
     clock_of_all,
     dead,
@@ -70,11 +57,21 @@ from tests.gc_jobs import (
     whole,
     without_ours,
 )
+from tests.internals import (
+    JobDirectory,
+    LocalRun,
+    Pace,
+    UndeleteOptions,
+    list_quarantines,
+    read_pins,
+    read_roots,
+    run_undelete,
+)
 from tests.jobs import copied, word_job
 from tests.journeys.test_gc_refused import (
     test_a_job_that_starts_while_it_is_collected_stops_the_collection as stopped_by_a_start,
 )
-from tests.shares import Share, dealt_out, share_or_all
+from tests.stores import Listing, Wrapper
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -83,158 +80,12 @@ SMALL: dict[str, Any] = {"sinks": 0, "parallelism": 1}
 GONE = dead(**{str(PATHS.root): "gone"})
 
 
-def test_a_plan_of_before_a_pin_was_lifted_leaves_no_gap_that_nothing_explains() -> None:
-    clock = Clock()
-    store = begun(8, clock, **SMALL)
-    pin_epoch(store, PATHS, Epoch(3), clock=clock)
-    plan = plan_gc(store, PATHS, expiry(2), now_micros=clock())
-    unpin_epochs(store, PATHS, [Epoch(3)], clock=clock)
-    run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK), plan=plan)
-    assert ParquetBackend(store, PATHS).epochs() == [2, 3, 7, 8], "with what it went on from"
-    assert read_pins(store, PATHS).ever_pinned == {3}, "it is still there"
-    run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
-    assert ParquetBackend(store, PATHS).epochs() == [7, 8]
-    assert read_pins(store, PATHS).ever_pinned == frozenset()
-    whole(store, PATHS, 7, 8)
-
-
-def crashed(
-    store: MemoryStore, paths: JobPaths, clock: Clock, asked: Any, at: int, **more: Any
-) -> bool:
-    """A collection that dies after its k-th change; whether it came to its end before."""
-    faulty = FaultInjecting(store, fail_at=at, mode="after", crash=True)
-    with contextlib.suppress(Crash):
-        run_gc(faulty, paths, asked, GcOptions(clock=clock, pace=QUICK, **more))
-        return True
-    clock.micros += 120_000_000
-    return False
-
-
 def some_epochs(layout: str, clock: Clock) -> tuple[MemoryStore, JobPaths, dict[str, str]]:
     if layout == "protocol":
         return begun(4, clock, **SMALL), PATHS, {}
     store, paths = MemoryStore(clock=clock), legacy_job("j")
     Written(store, paths, start=clock.micros, keep=2).epochs(15)
     return store, paths, {"j": "stopped"}
-
-
-@pytest.mark.parametrize(("layout", "share"), dealt_out(["protocol", "legacy"], 2))
-def test_only_whole_epochs_come_back_wherever_an_expiry_was_stopped(
-    layout: str, share: Share
-) -> None:
-    """One moves aside and dies, the next deletes what is left: what is then brought back?"""
-    came_back = []
-    for at in share(range(4, 200)):
-        clock = Clock()
-        store, paths, said = some_epochs(layout, clock)
-        asked = expiry(2, **said)
-        if crashed(store, paths, clock, asked, at, quarantine=True):
-            break
-        names = read_pins(store, paths).quarantines
-        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK))
-        stays = ParquetBackend(store, paths).epochs()
-        if not names:
-            continue
-        before = without_ours(store)
-        try:
-            run_undelete(store, paths, names[0], UndeleteOptions(clock=clock))
-        except ConflictError:
-            assert without_ours(store) == before
-        back = read_pins(store, paths).pinned
-        came_back.append(len(back))
-        whole(store, paths, *back)
-        assert set(ParquetBackend(store, paths).epochs()) == {*stays, *back}
-        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK))
-        whole(store, paths, *back, *stays[-2:])
-    assert came_back.count(0) > 3 // share.of
-    assert max(came_back) >= 1
-
-
-def quarantined(clock: Clock) -> MemoryStore:
-    """A job that is gone, of which a quarantine needs what epochs list that were not moved."""
-    store = begun(4, clock, **SMALL)
-    run_gc(store, PATHS, expiry(2), GcOptions(quarantine=True, clock=clock, pace=QUICK))
-    clock.days(4)
-    return store
-
-
-def test_a_removal_that_died_is_finished_although_a_quarantine_keeps_files() -> None:
-    for at in range(6, 60, 3):
-        clock = Clock()
-        store = quarantined(clock)
-        needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
-        assert needed
-        crashed(store, PATHS, clock, GONE, at)
-        if store.head(PATHS.removal) is None:
-            continue
-        run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
-        assert set(without_ours(store)) == needed, f"crash after change {at}"
-        assert store.head(PATHS.removal) is None
-
-
-def test_an_expiry_leaves_the_last_whole_epoch_where_a_removal_died() -> None:
-    """The epochs that an expiry keeps may list what the removal took; an older one may be whole."""
-    refused = expired = 0
-    for at in range(6, 40):
-        clock = Clock()
-        store = begun(5, clock, **SMALL)
-        clock.days(4)
-        files = frozenset(without_ours(store))
-        crashed(store, PATHS, clock, GONE, at)
-        if store.head(PATHS.removal) is None:
-            continue
-        before = without_ours(store)
-        try:
-            run_gc(store, PATHS, expiry(2), GcOptions(clock=clock, pace=QUICK))
-        except ProtocolError as error:
-            assert without_ours(store) == before
-            refused += "dead-job" in str(error)
-        else:
-            assert files == frozenset(before), f"crash after change {at}"
-            expired += 1
-    assert refused > 1
-    assert expired > 0
-
-
-def test_a_pin_stops_a_removal_that_has_begun(clock: Clock) -> None:
-    store = begun(3, clock, **SMALL)
-    clock.days(4)
-    before = without_ours(store)
-    at = 1
-    while store.head(PATHS.removal) is None:
-        crashed(store, PATHS, clock, GONE, at)
-        at += 1
-    assert without_ours(store) == before
-    pin_epoch(store, PATHS, Epoch(2), clock=clock)
-    with pytest.raises(ProtocolError, match="epoch 2 is pinned"):
-        run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
-    assert without_ours(store) == before
-    unpin_epochs(store, PATHS, [Epoch(2)], clock=clock)
-    run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
-    assert without_ours(store) == {}
-
-
-def test_a_removal_that_was_given_up_can_begin_again() -> None:
-    """It died, and what it had moved aside was brought back."""
-    begun_at_all = 0
-    for at in range(8, 40, 4):
-        clock = Clock()
-        store = begun(3, clock, **SMALL)
-        clock.days(4)
-        before = without_ours(store)
-        crashed(store, PATHS, clock, GONE, at, quarantine=True)
-        if store.head(PATHS.removal) is None:
-            continue
-        begun_at_all += 1
-        run_undelete(
-            store, PATHS, read_pins(store, PATHS).quarantines[0], UndeleteOptions(clock=clock)
-        )
-        assert without_ours(store) == before, f"crash after change {at}"
-        unpin_epochs(store, PATHS, read_pins(store, PATHS).pinned, clock=clock)
-        clock.days(4)
-        run_gc(store, PATHS, GONE, GcOptions(clock=clock, pace=QUICK))
-        assert without_ours(store) == {}, f"crash after change {at}"
-    assert begun_at_all > 3
 
 
 @pytest.mark.parametrize("hidden", [range(1, 3), range(6, 9), range(9, 15), range(15, 16)])
@@ -357,21 +208,6 @@ def test_a_collector_that_does_not_ask_again_is_found_out() -> None:
         stopped_by_a_start(Clock())
 
 
-def test_a_job_s_own_cleaning_up_sees_a_pin_that_was_set_while_it_was_planned(clock: Clock) -> None:
-    start = begun(6, clock, **SMALL)
-    counted = Interrupted(start)
-    ParquetBackend(counted, PATHS).expire_plan(Epoch(5))
-    for at in range(1, counted.calls + 2):
-        store = copied(start, clock=clock)
-
-        def pin(store: MemoryStore = store) -> None:
-            pin_epoch(store, PATHS, Epoch(2), clock=clock)
-
-        ParquetBackend(Interrupted(store, at, pin), PATHS).cleanup_checkpoint(Epoch(5))
-        assert set(ParquetBackend(store, PATHS).epochs()) >= {2, 5, 6}, f"pinned before call {at}"
-        whole(store, PATHS, 2, 5, 6)
-
-
 def test_a_pin_waits_for_what_the_job_has_sent_before_it_could_see_it(clock: Clock) -> None:
     start = kept_no_more(begun, 8, clock, **SMALL)
     for epoch in range(1, 9):
@@ -414,96 +250,6 @@ def test_a_quarantine_waits_for_what_the_job_has_sent_before_it_could_see_it(clo
         )
         assert waited == expected * 2
         whole(store, PATHS, *range(1, 9))
-
-
-def set_aside(clock: Clock) -> tuple[MemoryStore, str]:
-    """A job whose first epochs lie in quarantine. The parent of the pinned one stays in name: it
-    lists files of theirs, and nothing needs them while they are away."""
-    store = kept_no_more(begun, 8, clock, **SMALL)
-    pin_epoch(store, PATHS, Epoch(5), clock=clock, sleep=clock.seconds)
-    done = run_gc(store, PATHS, expiry(3), GcOptions(quarantine=True, clock=clock, pace=QUICK))
-    assert ParquetBackend(store, PATHS).epochs() == [4, 5, 6, 7, 8]
-    return store, str(done.quarantine)
-
-
-def test_a_job_s_own_cleaning_up_takes_nothing_that_is_brought_back_meanwhile(clock: Clock) -> None:
-    start, name = set_aside(clock)
-    counted = Interrupted(copied(start, clock=clock))
-    ParquetBackend(counted, PATHS).expire_plan(Epoch(6))
-    for at in range(1, counted.calls + 2):
-        store = copied(start, clock=clock)
-
-        def bring_back(store: MemoryStore = store) -> None:
-            run_undelete(store, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
-
-        cleaning = ParquetBackend(Interrupted(store, at, bring_back), PATHS, clock=clock)
-        cleaning.cleanup_checkpoint(Epoch(6))
-        whole(store, PATHS, 1, 2, 3, 5, 6, 7, 8)
-
-
-@share_or_all(6)
-def test_what_comes_back_does_so_beside_a_job_s_own_cleaning_up(share: Share, clock: Clock) -> None:
-    start, name = set_aside(clock)
-    counted = Interrupted(copied(start, clock=clock))
-    run_undelete(counted, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
-    ends = set()
-    for at in share(range(1, counted.calls + 1)):
-        store = copied(start, clock=clock)
-
-        def clean_up(store: MemoryStore = store) -> None:
-            ParquetBackend(store, PATHS, clock=clock).cleanup_checkpoint(Epoch(6))
-
-        cut = Interrupted(store, at, clean_up)
-        run_undelete(cut, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
-        back = read_pins(store, PATHS).pinned
-        whole(store, PATHS, *back, 6, 7, 8)
-        clean_up()
-        whole(store, PATHS, *back, 6, 7, 8)
-        ends.add(tuple(sorted(back)))
-    assert ends == {(1, 2, 3, 5)}
-
-
-@pytest.mark.parametrize("set_back", [False, True], ids=["clock-goes-on", "clock-is-set-back"])
-def test_a_job_s_own_cleaning_up_looks_for_pins_until_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch, set_back: bool
-) -> None:
-    monkeypatch.setattr(expiry_module, "DELETE_BATCH", 1)
-    clock = Clock()
-    monkeypatch.setattr(expiry_module, "own_clock", clock)
-    stands_still = clock.micros
-    of_job = (lambda: stands_still) if set_back else clock
-    start = kept_no_more(begun, 8, clock, **SMALL)
-    kept: set[int] = set()
-    for at in range(1, 20):
-        store = copied(start, clock=clock)
-        pinned: list[int] = []
-
-        def pin(store: MemoryStore = store, pinned: list[int] = pinned) -> None:
-            with contextlib.suppress(NotFoundError, FormatError):
-                pin_epoch(store, PATHS, Epoch(5), clock=clock, sleep=clock.seconds)
-                pinned.append(5)
-
-        cleaning = ParquetBackend(Behind(store, at, pin), PATHS, clock=of_job)
-        cleaning.cleanup_checkpoint(Epoch(6))
-        whole(store, PATHS, *pinned, 6, 7, 8)
-        kept.update(pinned)
-    assert kept, "no pin came in time: this shows nothing"
-
-
-class Behind(Wrapper):
-    """A store where something happens just behind its k-th request to delete."""
-
-    def __init__(self, store: ObjectStore, at: int, then: Callable[[], object]) -> None:
-        super().__init__(store)
-        self._left = at
-        self._then = then
-
-    def delete_many(self, paths: Iterable[StatePath]) -> DeleteOutcome:
-        found = self.inner.delete_many(paths)
-        self._left -= 1
-        if self._left == 0:
-            self._then()
-        return found
 
 
 def test_in_the_legacy_layout_the_last_thing_before_each_deletion_is_to_ask(clock: Clock) -> None:

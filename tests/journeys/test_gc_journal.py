@@ -21,12 +21,19 @@ from arroyo_dagster import (
 from arroyo_dagster.errors import FormatError, StorageError
 from arroyo_dagster.state.operations.catalog.health import check_health
 from arroyo_dagster.state.operations.gc.fate import FateState, fate_of_object
-from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.planning.verify.findings import Finding
 from tests.faulty_stores import Crash, FaultInjecting
 from tests.fleets import Written
 from tests.gc_jobs import Clock, expiry, orphans, without_ours
-from tests.internals import JobDirectory, Pace, UndeleteOptions, purge, read_journal, run_undelete
+from tests.internals import (
+    JobDirectory,
+    Pace,
+    UndeleteOptions,
+    list_runs,
+    purge,
+    read_journal,
+    run_undelete,
+)
 from tests.jobs import copied
 from tests.journals import PATHS, begin_run, lines_of, of_lines, write_run
 from tests.stores import Wrapper

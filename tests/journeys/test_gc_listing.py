@@ -39,12 +39,11 @@ from arroyo_dagster.errors import (
     ProtocolError,
 )
 from arroyo_dagster.state.codec.derived import encode_json
-from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
 from arroyo_dagster.state.operations.gc.listing_files import read_store_listing
 from arroyo_dagster.state.operations.gc.store_listing import StoreListing
 from tests.contract import servers
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
-from tests.formats import GcPlan, iso_micros
+from tests.formats import GcPlan, decode_gc_plan, gc_plan_to_json, iso_micros
 from tests.gc_jobs import DAY, Clock, orphans, whole
 from tests.jobs import copy_into
 from tests.stores import Counting, Wrapper, encode_path

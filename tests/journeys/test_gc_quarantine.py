@@ -1,4 +1,5 @@
-"""What stays besides the newest epochs: pinned ones, and what was moved aside and can come back."""
+"""What stays besides the newest epochs: pinned ones, and what was moved aside and comes back whole,
+or not at all."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import pytest
 from arroyo_dagster import (
     Epoch,
     GcOptions,
+    GcRequest,
+    JobPaths,
     MemoryStore,
     OperatorId,
     ParquetBackend,
@@ -30,12 +33,9 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec.gc import decode_gc_plan, gc_plan_to_json
-from arroyo_dagster.state.operations.gc.journal import list_runs
 from arroyo_dagster.state.operations.gc.undelete import plan_undelete
 from tests.faulty_stores import Crash, FaultInjecting
-from tests.fleets import Written, legacy_job
-from tests.formats import metadata
+from tests.formats import decode_gc_plan, gc_plan_to_json, metadata
 from tests.gc_jobs import (
     JOB,
     PATHS,
@@ -54,7 +54,7 @@ from tests.gc_jobs import (
 from tests.internals import (
     Pace,
     UndeleteOptions,
-    list_quarantines,
+    list_runs,
     purge,
     read_journal,
     read_pins,
@@ -94,20 +94,6 @@ def test_a_pinned_epoch_stays_restorable_whoever_expires_its_neighbours(clock: C
     assert data_files(store, PATHS) == reachable(store, PATHS)
 
 
-def test_a_pinned_epoch_of_arroyo_s_legacy_layout_stays(clock: Clock) -> None:
-    paths = legacy_job("j")
-    store = MemoryStore(clock=clock)
-    Written(store, paths, start=clock.micros).epochs(20)
-    pin_epoch(store, paths, Epoch(4), clock=clock)
-    said = expiry(2, j="stopped")
-    assert run_gc(store, paths, said, GcOptions(clock=clock)).plan.epochs == (
-        *(1, 2, 3),
-        *(5, 6, 7, 8),
-    )
-    whole(store, paths, 4, *range(9, 21))
-    assert not run_gc(store, paths, said, GcOptions(clock=clock)).done
-
-
 def test_only_a_whole_epoch_can_be_pinned(clock: Clock) -> None:
     store = begun(5, clock, **SMALL)
     with pytest.raises(NotFoundError, match="epoch 9 does not exist"):
@@ -137,28 +123,6 @@ def test_an_older_epoch_that_nothing_leads_to_is_a_gap(clock: Clock) -> None:
 
 
 # ---- quarantine ----------------------------------------------------------------------------------
-
-
-def test_what_epochs_in_quarantine_need_stays_until_they_are_purged(clock: Clock) -> None:
-    store = begun(4, clock, **SMALL)
-    aside = expired(store, clock, quarantine=True).quarantine
-    needed = {path for one, _ in list_quarantines(store, PATHS) for path in one.needs.paths}
-    assert needed
-    # Merged by the job itself: the newest epochs list none of it any more.
-    run_word_job(store, **{**JOB, **SMALL, "merge_files_after": 2}, max_epochs=4)
-    kept = {*ParquetBackend(store, PATHS).load().paths, *ParquetBackend(store, PATHS).load().paths}
-    assert needed - kept, "the newest epoch lists all of it still: this test shows nothing"
-    expired(store, clock)
-    ParquetBackend(store, PATHS).cleanup_checkpoint(Epoch(7))
-    clock.days(9)
-    run_gc(store, PATHS, orphans(), GcOptions(clock=clock, pace=QUICK))
-    assert needed <= data_files(store, PATHS)
-    run_undelete(store, PATHS, str(aside), UndeleteOptions(clock=clock))
-    whole(store, PATHS, 1, 2, 7, 8)
-    unpin_epochs(store, PATHS, [Epoch(1), Epoch(2)], clock=clock)
-    assert [one.name for one in purge(store, PATHS, yes=True, clock=clock)] == [aside]
-    expired(store, clock)
-    assert data_files(store, PATHS) == reachable(store, PATHS)
 
 
 def test_a_purge_waits_for_its_time_and_can_be_stopped_anywhere(clock: Clock) -> None:
@@ -320,37 +284,6 @@ def test_a_dead_job_goes_whole_and_can_come_back(clock: Clock) -> None:
         run_gc(store, PATHS, dead(**{root: "gone"}), GcOptions(clock=clock))
 
 
-@pytest.mark.parametrize("kind", ["ours", "legacy"])
-def test_the_removal_of_a_job_that_was_stopped_anywhere_is_finished_by_the_next(kind: str) -> None:
-    clock = Clock()
-    paths = PATHS if kind == "ours" else legacy_job("j")
-    if kind == "ours":
-        start = begun(3, clock, **SMALL)
-    else:
-        start = MemoryStore(clock=clock)
-        Written(start, paths, start=clock.micros).epochs(3)
-    clock.days(4)
-    asked = dead(**{str(paths.root): "gone"})
-
-    def fresh() -> MemoryStore:
-        return copied(start, clock=clock, keep_times=True)
-
-    counted = FaultInjecting(fresh())
-    run_gc(counted, paths, asked, GcOptions(clock=clock, pace=QUICK))
-    assert without_ours(counted) == {}
-    assert counted.head(paths.removal) is None
-    for at in range(1, counted.changes + 1):
-        store = fresh()
-        faulty = FaultInjecting(store, fail_at=at, mode="partial", crash=True)
-        with contextlib.suppress(Crash):
-            run_gc(faulty, paths, asked, GcOptions(clock=clock, pace=QUICK))
-        clock.micros += 120_000_000
-        run_gc(store, paths, asked, GcOptions(clock=clock, pace=QUICK)) if without_ours(
-            store
-        ) else None
-        assert without_ours(store) == {}, f"crash at change {at}"
-
-
 def test_what_is_written_after_a_removal_began_stops_it(clock: Clock) -> None:
     store = begun(3, clock, **SMALL)
     clock.days(4)
@@ -388,3 +321,69 @@ def test_a_stored_plan_is_carried_out_if_it_still_fits_and_refused_if_not(clock:
     with pytest.raises(ConflictError, match="no longer matches"):
         run_gc(store, PATHS, expiry(3), GcOptions(clock=clock, pace=QUICK), plan=plan)
     assert without_ours(store) == before
+
+
+def quarantine_objects(store: Any, paths: JobPaths, asked: GcRequest, clock: Clock) -> str | None:
+    """Move what a request is about into quarantine."""
+    options = GcOptions(quarantine=True, clock=clock, pace=Pace(sleep=lambda seconds: None))
+    return run_gc(store, paths, asked, options).quarantine
+
+
+def test_each_run_that_ended_has_a_quarantine_of_its_own(clock: Clock) -> None:
+    store = begun(5, clock, **SMALL)
+    first = quarantine_objects(store, PATHS, expiry(3), clock)
+    run_word_job(store, **{**JOB, **SMALL}, max_epochs=2)
+    second = quarantine_objects(store, PATHS, expiry(3), clock)
+    assert first
+    assert second
+    assert first != second
+    run_undelete(store, PATHS, second, UndeleteOptions(clock=clock, sleep=clock.seconds))
+    assert ParquetBackend(store, PATHS).epochs() == [3, 4, 5, 6, 7]
+    # What was brought back, and moved aside once more, is in both: each is enough.
+    unpin_epochs(store, PATHS, [Epoch(3), Epoch(4)], clock=clock)
+    third = quarantine_objects(store, PATHS, expiry(3), clock)
+    assert third not in (None, first, second)
+
+
+def test_no_more_comes_back_than_was_planned(clock: Clock) -> None:
+    store = begun(5, clock, **SMALL)
+    name = quarantine_objects(store, PATHS, expiry(3), clock)
+    assert name
+    plan, options = plan_undelete(store, PATHS, name), UndeleteOptions(clock=clock)
+    less, before = replace(plan, objects=plan.objects[:-1]), without_ours(store)
+    with pytest.raises(ConflictError, match="1 other objects would come back now") as caught:
+        run_undelete(store, PATHS, name, options, plan=less)
+    assert caught.value.facts["path"] == plan.objects[-1].path
+    assert without_ours(store) == before
+    assert not read_pins(store, PATHS).pinned
+    assert run_undelete(store, PATHS, name, options, plan=plan) == list(plan.objects)
+
+
+def test_a_quarantine_of_which_a_purge_has_begun_is_refused(clock: Clock) -> None:
+    store = begun(8, clock, **SMALL)
+    name = quarantine_objects(store, PATHS, expiry(2), clock)
+    assert name is not None
+    clock.micros += 3_600_000_000
+    counted = FaultInjecting(copied(store, clock=clock, keep_times=True))
+    purge(counted, PATHS, older_than_micros=3_600_000_000, yes=True, clock=clock)
+    told = set()
+    for at in range(1, counted.changes + 1):
+        twin = copied(store, clock=clock, keep_times=True)
+        faulty = FaultInjecting(twin, fail_at=at, mode="partial", crash=True)
+        with contextlib.suppress(Crash):
+            purge(faulty, PATHS, older_than_micros=3_600_000_000, yes=True, clock=clock)
+        clock.micros += 3_600_000_000
+        before = without_ours(twin)
+        try:
+            run_undelete(twin, PATHS, name, UndeleteOptions(clock=clock, sleep=clock.seconds))
+        except (ConflictError, NotFoundError) as error:
+            told.add(error.message)
+            assert without_ours(twin) == before
+            assert not read_pins(twin, PATHS).pinned
+        else:
+            whole(twin, PATHS, *range(1, 9))
+    assert told == {
+        "the quarantine holds no object: it was purged, or nothing was moved to it",
+        "a purge of this quarantine has begun; nothing was restored",
+        "there is no such quarantine",
+    }

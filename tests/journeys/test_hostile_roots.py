@@ -1,5 +1,5 @@
 """Roots that somebody broke, or laid as a trap: what is healthy is shown, what is broken is named,
-and no reference that leads away is ever followed."""
+and no reference that leads away is ever followed. A job that the store denies hides no other."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
-from arroyo_dagster import cli
+from arroyo_dagster import cli, find_job
 from arroyo_dagster.errors import (
     ArroyoStateError,
     FormatError,
     InputError,
     NotFoundError,
     ProtocolError,
+    StorageError,
 )
 from arroyo_dagster.state import (
     Epoch,
@@ -28,20 +29,19 @@ from arroyo_dagster.state import (
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    ReadOptions,
     StatePath,
     WriteProtected,
     describe_epoch,
-    find_job,
     list_epochs,
     list_jobs,
     open_store,
     read_rows,
     summarise_jobs,
 )
-from arroyo_dagster.state.codec.derived import encode
+from arroyo_dagster.state.storage.remote import open as opening
+from tests.denied import ALL, READS, Denied
 from tests.fleets import OPERATOR, TABLE, Written, legacy_job, protocol_job
-from tests.formats import EpochRecord, metadata, path_error, records
+from tests.formats import EpochRecord, encode, metadata, path_error, records
 from tests.formats import state_pb2 as pb
 from tests.jobs import listing
 from tests.stores import MUTATING, Counting
@@ -374,32 +374,6 @@ def test_the_command_prints_all_of_them_and_ends_with_an_error(
     assert took < 8
 
 
-def test_listing_them_costs_a_few_calls_a_job_and_no_data_file_is_opened(
-    root: tuple[str, set[str], set[str]],
-) -> None:
-    url, healthy, damaged = root
-    jobs = len(healthy | damaged)
-    counting = Counting(open_store(url))
-    summarise_jobs(counting)
-    assert set(counting.calls) <= {"list_dir", "head", "read"}
-    assert counting.calls["read"] <= jobs * 2
-    assert counting.calls["list_dir"] <= jobs * 4 + 20
-
-
-def test_a_healthy_job_beside_damaged_ones_is_shown_whole(
-    root: tuple[str, set[str], set[str]],
-) -> None:
-    url, healthy, damaged = root
-    store = WriteProtected(open_store(url))
-    for name in sorted(healthy)[:4]:
-        paths = find_job(store, name)
-        assert [one.problem for one in list_epochs(store, paths)] == [None] * 3
-        assert read_rows(store, paths, OPERATOR, TABLE, ReadOptions(limit=0)).count == 1
-    for name in sorted(damaged)[:8]:
-        problems = [one.problem is None for one in list_epochs(store, find_job(store, name))]
-        assert problems == [True, True, False]
-
-
 def test_a_root_is_a_root_whatever_else_lies_in_it(
     root: tuple[str, set[str], set[str]], tmp_path: Path
 ) -> None:
@@ -417,3 +391,86 @@ def test_nothing_of_all_this_is_written_to() -> None:
     for way in everything(watched, paths)[:-2]:
         error_of(way)
     assert not MUTATING & set(watched.calls)
+
+
+JOBS = [legacy_job("legacy"), protocol_job("pl_a"), protocol_job("pl_b")]
+
+
+def fleet(denied: JobPaths, verbs: frozenset[str]) -> Denied:
+    """Three jobs of which one is denied: its objects, or its listings too."""
+    store = MemoryStore("denied-jobs")
+    for paths in JOBS:
+        job = Written(store, paths)
+        job.epochs(3)
+    prefix = denied.root if verbs is READS else str(denied.root).partition("/")[0]
+    return Denied(store, prefix, verbs)
+
+
+@pytest.fixture(params=[(JOBS[0], READS), (JOBS[1], READS), (JOBS[0], ALL), (JOBS[1], ALL)])
+def denied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Denied:
+    store = fleet(*request.param)
+    monkeypatch.setattr(opening, "get_storage_provider", lambda *_: store)
+    return store
+
+
+def run(*words: str) -> Result:
+    result = CliRunner().invoke(
+        cli.main, [*words, "--url", "file:///nowhere"], catch_exceptions=False
+    )
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_jobs_lists_the_denied_job_as_unreadable_beside_the_others(denied: Denied) -> None:
+    lines = run("jobs").stdout.splitlines()
+    result = run("jobs", "--json")
+    rows = {"/".join(filter(None, [r["pipeline"], r["job"]])): r for r in json.loads(result.stdout)}
+    assert result.exit_code == 1
+    assert "permission denied" in result.stderr
+    assert len(rows) == 3
+    [unreadable] = [row for name, row in rows.items() if name.startswith(denied.prefix)]
+    assert "permission denied" in unreadable["problem"]
+    assert unreadable["epochs"] is None or unreadable["newest_epoch"] == 3
+    assert [row["newest_epoch"] for row in rows.values() if row["problem"] is None] == [3, 3]
+    assert sum("unreadable" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["health"], 3),
+        (["health", "--level", "4"], 3),
+        (["sql", "@leases"], 0),
+        (["compact", "plan"], 1),
+        (["sql", "select * from jobs"], 0),
+        (["sql", "select * from files"], 1),
+        (["sql", "show tables"], 1),
+    ],
+    ids=lambda value: "-".join(value[:2]) if isinstance(value, list) else str(value),
+)
+def test_commands_over_all_jobs_name_the_denied_job_and_answer_for_the_others(
+    denied: Denied, command: list[str], code: int
+) -> None:
+    result = run(*command, "--json")
+    assert "permission denied" in result.output
+    if command != ["sql", "@leases"]:  # its row of a lease that cannot be read has the problem
+        assert result.exit_code == code, result.output
+    readable = [str(paths.root) for paths in JOBS if not paths.root.startswith(denied.prefix)]
+    if command != ["sql", "@leases"]:  # no job was ever leased
+        assert [root for root in readable if root in result.stdout] == readable
+
+
+def test_epochs_lists_the_denied_epoch_as_unreadable_beside_the_others() -> None:
+    store = MemoryStore("denied-epoch")
+    Written(store, JOBS[1]).epochs(3)
+    denied = Denied(store, str(JOBS[1].epoch_record(Epoch(2))), READS)
+    rows: list[Any] = list_epochs(denied, JOBS[1])
+    assert [(row.epoch, row.problem is None) for row in rows] == [(1, True), (2, False), (3, True)]
+
+
+def test_a_short_name_may_be_ambiguous_and_a_full_name_is_not() -> None:
+    store = fleet(JOBS[1], ALL)
+    assert find_job(store, str(JOBS[2].root)) == JOBS[2]
+    with pytest.raises(StorageError, match="permission denied") as error:
+        find_job(store, "main")
+    assert error.value.next_step == "name it as pipeline/job"

@@ -8,40 +8,35 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from arroyo_dagster import (
-    GcOptions,
     JobPaths,
     Layout,
     MemoryStore,
     ObjectStore,
     ParquetBackend,
-    UndoOptions,
     WriteProtected,
     open_store,
-    run_gc,
     run_undo,
 )
-from arroyo_dagster.errors import ConflictError, FormatError, InputError, NotFoundError
-from tests.arroyo_jobs import Telling, facts_of, stopped
+from arroyo_dagster.errors import FormatError, InputError, NotFoundError
+from tests.arroyo_jobs import stopped
 from tests.commands import run as command
-from tests.formats import EditOutcome, JobCondition, KeyDeletion, is_rewritten, metadata
-from tests.gc_jobs import Clock, orphans
+from tests.formats import EditOutcome, KeyDeletion, is_rewritten, metadata
 from tests.internals import (
     EditOptions,
-    JobDirectory,
     LeaseOptions,
     lease,
     plan_job_rollback,
     run_edit,
     run_job_rollback,
 )
-from tests.jobs import copied, copy_into, listing, run_word_job, word_job
-from tests.journeys.test_surgery import MODES, either_state_and_undone, errors_of, others, state_of
-from tests.shares import LAYOUTS, Share, everywhere
+from tests.jobs import copy_into, listing, run_word_job, word_job
+from tests.journeys.test_surgery import errors_of, others, state_of
+from tests.shares import LAYOUTS
 from tests.surgery_jobs import SurgeryJob, global_config, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -147,61 +142,6 @@ def test_a_damaged_newest_epoch_is_no_hindrance(layout: Layout, tmp_path: Path) 
         run_undo(job.store, job.paths, stopped(job.paths))
 
 
-# ---- undo, faults and gc -------------------------------------------------------------------------
-
-
-@everywhere("layout")
-@MODES
-def test_a_fault_at_any_change_leaves_the_own_state_or_the_older_one(
-    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
-) -> None:
-    job = surgery_job(layout, epochs=3)
-
-    def take(store: ObjectStore) -> EditOutcome:
-        return run(store, job, 2)
-
-    either_state_and_undone(job, take, layout, share, (mode, crash))
-
-
-@LAYOUTS
-@pytest.mark.parametrize("goes_on", [False, True], ids=["stopped", "goes on"])
-def test_gc_keeps_both_sides_until_the_job_has_gone_on(layout: Layout, goes_on: bool) -> None:
-    clock = Clock()
-    job = surgery_job(layout)
-    job.store = copied(job.store, clock=clock)
-    was = others(job.store)
-    outcome = run(job.store, job, 1, clock=clock)
-    for _ in range(2 if goes_on else 0):
-        job.start()
-        job.write({})
-    clock.days(30)
-    asked = orphans(**{str(job.paths.root): "stopped"})
-    run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
-    assert errors_of(job.store, job.paths) == set()
-    gone = {path for path in outcome.unlisted if job.store.head(path) is None}
-    if goes_on:
-        assert gone == {path for path in outcome.unlisted if "checkpoint-0000003/" in path}
-        return
-    assert not gone
-    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
-    assert others(job.store) == was
-
-
-@LAYOUTS
-def test_a_job_that_is_started_meanwhile_keeps_its_state(layout: Layout) -> None:
-    job = surgery_job(layout, epochs=2)
-    was = others(job.store)
-    at_rest = facts_of(job.paths, JobCondition.STOPPED, run_id=1)
-    asked = Telling(at_rest)
-    run(copied(job.store), job, 1, directory=JobDirectory([asked]))
-    for at in range(2, asked.asked + 1, 3):
-        store = copied(job.store)
-        told = Telling(at_rest, facts_of(job.paths, JobCondition.RUNNING, run_id=2), at)
-        with pytest.raises((ConflictError, InputError)):
-            run(store, job, 1, directory=JobDirectory([told]))
-        assert others(store) == was, f"started at look-up {at} of {asked.asked}"
-
-
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -246,25 +186,6 @@ def test_what_cannot_be_taken_is_refused_and_changes_nothing(name: str) -> None:
     with pytest.raises(kind, match=message) as refused:
         run(job.store, job, epoch)
     assert refused.value.next_step  # type: ignore[attr-defined]
-    assert listing(job.store) == before
-
-
-@pytest.mark.parametrize(
-    ("condition", "message"),
-    [
-        (JobCondition.RUNNING, "the job runs"),
-        (JobCondition.UNKNOWN, "the job is unknown"),
-    ],
-)
-def test_a_job_that_is_not_at_rest_is_planned_and_not_taken_back(
-    condition: JobCondition, message: str
-) -> None:
-    job = surgery_job(Layout.PROTOCOL)
-    before = listing(job.store)
-    told = JobDirectory([Telling(facts_of(job.paths, condition))])
-    assert message in str(plan_job_rollback(job.store, job.paths, told, 2).why_not)
-    with pytest.raises(InputError, match=message):
-        run(job.store, job, 2, directory=told)
     assert listing(job.store) == before
 
 

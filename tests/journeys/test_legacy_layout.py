@@ -37,13 +37,12 @@ from arroyo_dagster.state import (
     run_compaction,
     run_gc,
 )
-from tests.faulty_stores import Crash, FaultInjecting
+from tests.faulty_stores import FaultInjecting
 from tests.formats import LegacyCheckpoint, metadata
 from tests.formats import state_pb2 as pb
 from tests.gc_jobs import expiry, hiding
 from tests.internals import JobRun, LocalRun, lease
 from tests.jobs import copied, listing, output_of, state_of, word_job
-from tests.shares import Share, dealt_out
 from tests.stores import ObjectInfo, Wrapper
 
 PATHS = JobPaths(JobId("words"))
@@ -192,25 +191,6 @@ def test_an_epoch_without_all_its_operators_is_not_made_visible() -> None:
 
 
 # ---- crashes -------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("restarts_at_once")
-@pytest.mark.parametrize(("mode", "share"), dealt_out(["before", "after"], 3))
-def test_a_crash_at_any_change_loses_and_doubles_nothing(mode: Any, share: Share) -> None:
-    begun = MemoryStore()
-    run(begun, 1, **TINY)
-    whole = copied(begun)
-    run(whole, **TINY)
-    expected = end_of(whole, legacy_job(whole, **TINY))
-    counted = FaultInjecting(copied(begun))
-    run(counted, 1, **TINY)
-    assert counted.changes > 19
-    for at in share(range(1, counted.changes + 1)):
-        store = copied(begun)
-        with pytest.raises(Crash):
-            run(FaultInjecting(store, fail_at=at, mode=mode, crash=True), 1, **TINY)
-        run(store, **TINY)
-        assert end_of(store, legacy_job(store, **TINY)) == expected, at
 
 
 @pytest.mark.usefixtures("restarts_at_once")

@@ -4,6 +4,7 @@ rows; and if our process is dead, whoever looks next starts it."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -32,21 +33,22 @@ from arroyo_dagster.state import (
     run_window,
     verify_job,
 )
-from arroyo_dagster.state.codec.parquet import encode_rows
-from arroyo_dagster.state.metadata.lease import LeaseOptions, lease
-from arroyo_dagster.state.model.compaction import LeftOut
-from arroyo_dagster.state.model.layout import is_rewritten
-from arroyo_dagster.state.model.maintenance_window import WindowEnd
-from arroyo_dagster.state.model.rewrite import RewriteShard
-from arroyo_dagster.state.operations.catalog.leases import break_lease
-from arroyo_dagster.state.operations.compaction import controlled_job, job_window
+from arroyo_dagster.state.operations.compaction import job_window
 from arroyo_dagster.state.operations.compaction.maintenance_window import RewriteWindow
-from arroyo_dagster.state.operations.compaction.rewrite import rewrite_here
-from arroyo_dagster.state.operations.compaction.window_recovery import interrupted_windows
-from arroyo_dagster.state.tables.merge.rewrite import RewriteTask
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, content, table_rows, window_config
 from tests.arroyo_server import Faults, ModelArroyo, arroyo
 from tests.arroyo_windows import deaths, died, recovered
+from tests.formats import LeftOut, RewriteShard, encode_rows, is_rewritten
+from tests.internals import (
+    LeaseOptions,
+    RewriteTask,
+    WindowEnd,
+    break_lease,
+    controlled_job,
+    interrupted_windows,
+    lease,
+    rewrite_here,
+)
 from tests.shares import LAYOUTS, Share, everywhere, share_or_all
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
@@ -83,14 +85,21 @@ def window(
         )
 
 
-def expect_running(model: ModelArroyo, expected: Any, note: str = "") -> None:
+@functools.cache
+def held_before(layout: Layout) -> Any:
+    """What such a job holds before its window."""
+    job = running(layout).job
+    return content(job.store, job.paths)
+
+
+def expect_running(model: ModelArroyo, note: str = "") -> None:
     """The job runs, means to, and has what it had."""
     model.sleep(30)
     assert (model.state, model.stop) == ("Running", "none"), note
     assert interrupted_windows(model.job.store, [model.job.paths], clock=model.clock) == [], note
     # What it has in memory shows in its next epoch.
     model.job.write({})
-    assert content(model.job.store, model.job.paths) == expected, note
+    assert content(model.job.store, model.job.paths) == held_before(model.job.layout), note
     verdict = verify_job(model.job.store, model.job.paths, level=0).verdict
     assert verdict.errors == (), note
 
@@ -131,7 +140,6 @@ def test_a_window_of_a_job_that_was_stopped_before_waits_for_quiet(layout: Layou
 @LAYOUTS
 def test_a_running_job_is_stopped_rewritten_verified_and_started(layout: Layout) -> None:
     model = running(layout)
-    before = content(model.job.store, model.job.paths)
     outcome = window(model)
     assert outcome.end is WindowEnd.REWRITTEN
     assert outcome.problem is None
@@ -157,7 +165,7 @@ def test_a_running_job_is_stopped_rewritten_verified_and_started(layout: Layout)
     ]
     # The run that came up has the rewritten files in memory.
     assert any(is_rewritten(file.path) for file in model.job.files["tumbling_1", "t"])
-    expect_running(model, before)
+    expect_running(model)
 
 
 @LAYOUTS
@@ -185,12 +193,11 @@ def test_a_dry_run_touches_nothing(layout: Layout) -> None:
 @LAYOUTS
 def test_a_job_that_somebody_stopped_is_rewritten_and_stays_stopped(layout: Layout) -> None:
     model = running(layout)
-    before = content(model.job.store, model.job.paths)
     model.stop = "checkpoint"
     model.sleep(60)
     assert window(model).end is WindowEnd.AT_REST
     assert model.state == "Stopped"
-    assert content(model.job.store, model.job.paths) == before
+    assert content(model.job.store, model.job.paths) == held_before(model.job.layout)
 
 
 def test_a_window_that_closes_too_soon_does_not_begin() -> None:
@@ -203,7 +210,6 @@ def test_a_window_that_closes_too_soon_does_not_begin() -> None:
 
 def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
     model = running(Layout.LEGACY)
-    before = content(model.job.store, model.job.paths)
 
     def slowly(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:
         for found in rewrite_here(held, tasks):
@@ -215,7 +221,7 @@ def test_what_takes_longer_than_the_window_is_given_up_in_time() -> None:
     assert outcome.end is WindowEnd.KEPT
     assert "exceeded its time limit" in str(outcome.problem)
     recovered(model, options(model))  # the lease ran out as well, so the record is still there
-    expect_running(model, before)
+    expect_running(model)
 
 
 @pytest.mark.parametrize("state", ["Compiling", "Scheduling", "Stopping"])
@@ -246,7 +252,6 @@ class _OtherJob(ArroyoJob):
 
 def test_a_job_that_does_not_stop_runs_on() -> None:
     model = running(Layout.LEGACY)
-    before = content(model.job.store, model.job.paths)
     model.stuck = {"CheckpointStopping"}
     seen: list[str] = []
 
@@ -259,19 +264,18 @@ def test_a_job_that_does_not_stop_runs_on() -> None:
     assert outcome.end is WindowEnd.KEPT
     assert "did not stop within 60 s" in str(outcome.problem)
     recovered(model, options(model))  # the lease ran out as well, so the record is still there
-    expect_running(model, before)
+    expect_running(model)
 
 
 def test_a_job_that_fails_while_it_stops_is_restarted() -> None:
     model = running(Layout.PROTOCOL)
-    before = content(model.job.store, model.job.paths)
     model.fails = {"CheckpointStopping"}
     outcome = window(model)
     assert outcome.end is WindowEnd.KEPT
     assert "did not stop, its status is Failed: failed in CheckpointStopping" in str(
         outcome.problem
     )
-    expect_running(model, before)
+    expect_running(model)
 
 
 def test_a_job_whose_sources_end_meanwhile_is_finished_and_that_is_said() -> None:
@@ -292,7 +296,6 @@ def test_a_job_that_will_not_run_from_the_rewritten_state_gets_the_old_one_back(
     layout: Layout,
 ) -> None:
     model = running(layout)
-    before = content(model.job.store, model.job.paths)
     model.will_not_restore = lambda job: any(
         is_rewritten(file.path) for files in job.files.values() for file in files
     )
@@ -300,7 +303,7 @@ def test_a_job_that_will_not_run_from_the_rewritten_state_gets_the_old_one_back(
     assert outcome.end is WindowEnd.UNDONE
     assert "the job failed after its state was changed" in str([step.did for step in outcome.steps])
     assert model.starts == 1
-    expect_running(model, before)
+    expect_running(model)
 
 
 @LAYOUTS
@@ -308,7 +311,6 @@ def test_a_rewritten_epoch_that_does_not_pass_is_put_back_before_the_start(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = running(layout)
-    before = content(model.job.store, model.job.paths)
 
     def damaged(store: ObjectStore, paths: Any, epoch: Any, level: int) -> None:
         newest = ParquetBackend(model.job.store, paths).load()
@@ -321,14 +323,13 @@ def test_a_rewritten_epoch_that_does_not_pass_is_put_back_before_the_start(
     outcome = window(model)
     assert outcome.end is WindowEnd.UNDONE
     assert "does not pass" in str(outcome.problem)
-    expect_running(model, before)
+    expect_running(model)
 
 
 def test_a_rewrite_that_hangs_is_left_behind_and_changes_nothing_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = running(Layout.LEGACY)
-    before = content(model.job.store, model.job.paths)
     monkeypatch.setattr(job_window, "_GRACE_SECONDS", 0.2)
     awake: list[bool] = []
 
@@ -346,13 +347,12 @@ def test_a_rewrite_that_hangs_is_left_behind_and_changes_nothing_any_more(
         time.sleep(0.05)
     time.sleep(0.3)
     assert awake
-    expect_running(model, before)
+    expect_running(model)
     assert not any(map(is_rewritten, ParquetBackend(model.job.store, model.job.paths).load().paths))
 
 
 def test_who_ends_this_process_does_not_leave_the_job_stopped() -> None:
     model = running(Layout.LEGACY)
-    before = content(model.job.store, model.job.paths)
 
     def ended(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Iterable[RewriteShard | LeftOut]:
         raise KeyboardInterrupt
@@ -364,7 +364,7 @@ def test_who_ends_this_process_does_not_leave_the_job_stopped() -> None:
     assert (
         recovered(model, options(model)) is not None
     )  # the record is still there, and is taken away
-    expect_running(model, before)
+    expect_running(model)
 
 
 def test_one_window_at_a_time() -> None:
@@ -382,20 +382,18 @@ def test_one_window_at_a_time() -> None:
 @LAYOUTS
 def test_a_window_that_meets_a_lease_does_not_stop_the_job(layout: Layout) -> None:
     model = running(layout)
-    before = content(model.job.store, model.job.paths)
     with lease(model.job.store, model.job.paths, "gc", LeaseOptions(clock=model.clock)):
         with pytest.raises(LeaseHeldError, match="gc"):
             window(model)
         with pytest.raises(LeaseHeldError, match="gc"):
             window(model, lease_wait_seconds=20)
     assert model.log == []
-    expect_running(model, before)
+    expect_running(model)
 
 
 @LAYOUTS
 def test_a_window_that_waited_for_a_lease_stops_the_job_then(layout: Layout) -> None:
     model = running(layout)
-    before = content(model.job.store, model.job.paths)
     states_while_held: list[str] = []
     with contextlib.ExitStack() as held:
         held.enter_context(
@@ -409,14 +407,13 @@ def test_a_window_that_waited_for_a_lease_stops_the_job_then(layout: Layout) -> 
 
         assert window(model, sleep=sleep, lease_wait_seconds=65).end is WindowEnd.REWRITTEN
     assert states_while_held == ["Running"]
-    expect_running(model, before)
+    expect_running(model)
 
 
 @LAYOUTS
 def test_a_window_whose_lease_is_taken_starts_the_job_again(layout: Layout) -> None:
     model = running(layout)
     store, paths = model.job.store, model.job.paths
-    before = content(store, paths)
     with contextlib.ExitStack() as other:
 
         def taken(held: ObjectStore, tasks: Sequence[RewriteTask]) -> Any:
@@ -427,7 +424,7 @@ def test_a_window_whose_lease_is_taken_starts_the_job_again(layout: Layout) -> N
         outcome = window(model, run=taken)
         assert (outcome.end, outcome.started) == (WindowEnd.KEPT, True)
         assert model.log[-1] == "Running"
-    expect_running(model, before)
+    expect_running(model)
 
 
 # ---- the API fails -------------------------------------------------------------------------------
@@ -447,10 +444,9 @@ def test_a_request_that_fails_anywhere_leaves_a_job_that_runs_from_the_same_rows
     some = others if share.of == 1 else others[done::2]
     for at in [*changes, *share(some)]:
         model = running(layout)
-        before = content(model.job.store, model.job.paths)
         with contextlib.suppress(StorageError):  # before the job was touched
             ends.add(window(model, Faults(at=at, done=done)).end)
-        expect_running(model, before, f"request {at}")
+        expect_running(model, f"request {at}")
     assert ends <= {WindowEnd.REWRITTEN, WindowEnd.KEPT}
     assert WindowEnd.REWRITTEN in ends
 
@@ -461,7 +457,6 @@ def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job(share: 
     window(running(Layout.PROTOCOL), counted)
     for at in share(range(5, counted.asked + 1)):
         model = running(Layout.PROTOCOL)
-        before = content(model.job.store, model.job.paths)
         outcome = window(model, Faults(at=at, until=10**9))
         assert outcome.problem is not None
         if not outcome.started:
@@ -472,7 +467,7 @@ def test_an_api_that_stays_away_is_told_and_the_next_look_starts_the_job(share: 
             found = recovered(model, options(model))
             assert found is not None
             assert found.end is WindowEnd.RECOVERED
-        expect_running(model, before, f"away from request {at}")
+        expect_running(model, f"away from request {at}")
 
 
 # ---- the process dies ----------------------------------------------------------------------------
@@ -496,7 +491,6 @@ def test_a_process_that_dies_at_any_request_or_change_leaves_a_job_that_the_next
     left = 0
     for point in share(list(deaths(requests, changes))):
         model = running(layout)
-        before = content(model.job.store, model.job.paths)
         dies(model, **point)
         model.sleep(120)
         paths = model.job.paths
@@ -505,13 +499,12 @@ def test_a_process_that_dies_at_any_request_or_change_leaves_a_job_that_the_next
             left += 1
         recovered(model, options(model))
         assert recovered(model, options(model)) is None
-        expect_running(model, before, str(point))
+        expect_running(model, str(point))
     assert left > 3
 
 
 def test_a_job_that_somebody_started_since_is_left_alone() -> None:
     model = running(Layout.LEGACY)
-    before = content(model.job.store, model.job.paths)
     dies(model, request=9)
     model.stop = "none"
     model.sleep(60)
@@ -521,13 +514,12 @@ def test_a_job_that_somebody_started_since_is_left_alone() -> None:
     assert found is not None
     assert "has been started since" in found.steps[0].did
     assert model.state == "Stopped"
-    assert content(model.job.store, model.job.paths) == before
+    assert content(model.job.store, model.job.paths) == held_before(model.job.layout)
     assert recovered(model, options(model)) is None
 
 
 def test_a_record_that_cannot_be_read_counts_as_a_window_that_was_cut_off() -> None:
     model = running(Layout.PROTOCOL)
-    before = content(model.job.store, model.job.paths)
     model.stop = "checkpoint"
     model.sleep(60)
     store, paths = model.job.store, model.job.paths
@@ -538,4 +530,4 @@ def test_a_record_that_cannot_be_read_counts_as_a_window_that_was_cut_off() -> N
     store.put(broken, b"broken")
     recovered(model, options(model))
     store.delete_many([broken])
-    expect_running(model, before)
+    expect_running(model)

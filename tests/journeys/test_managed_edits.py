@@ -3,10 +3,9 @@ one, continues from it, and can go back; gc, verify and compaction understand th
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -14,8 +13,6 @@ from arroyo_dagster import (
     CompactionPolicy,
     CompactionSettings,
     Epoch,
-    GcOptions,
-    GcRequest,
     Layout,
     LeaseHeldError,
     MemoryStore,
@@ -23,65 +20,57 @@ from arroyo_dagster import (
     OperatorId,
     ParquetBackend,
     Pipeline,
-    PlanKind,
-    Retention,
     TableName,
     WriteProtected,
     list_epochs,
     pin_epoch,
-    plan_gc,
     plan_rollback,
     run_compaction,
-    run_gc,
     run_pipeline,
     run_rollback,
     verify_job,
 )
-from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
-from arroyo_dagster.state.codec.maintenance_records import decode_change_record
+from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError
 from arroyo_dagster.state.model.checkpoints import CONTENT
-from arroyo_dagster.state.model.garbage import DAY_MICROS
-from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.operations.restore.revision import (
     BEFORE_CLEAN,
     RevisedContent,
     publish_revision,
     restore_revised,
 )
-from arroyo_dagster.state.operations.surgery.find_key import find_key
 from arroyo_dagster.state.operations.surgery.managed import entries
-from arroyo_dagster.state.operations.surgery.managed.execute import (
-    ManagedUndo,
-    plan_managed_undo,
-    run_managed_undo,
-)
-from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
+from arroyo_dagster.state.operations.surgery.managed.execute import ManagedUndo
 from tests.arroyo_jobs import Telling, facts_of
 from tests.dataflows import Flow, builder, definition
-from tests.faulty_stores import Crash, FaultInjecting
+from tests.faulty_stores import FaultInjecting
 from tests.formats import (
     Edit,
     EditOutcome,
     JobCondition,
     KeyDeletion,
     NewPosition,
+    RetainRows,
     SetEntry,
     SetOffsets,
     SetWatermark,
+    decode_change_record,
 )
 from tests.internals import (
     EditOptions,
     JobDirectory,
-    JobRun,
     LocalRun,
+    find_key,
     lease,
+    plan_managed_edit,
+    plan_managed_undo,
     read_pins,
     run_managed_edit,
+    run_managed_undo,
 )
 from tests.jobs import copied, listing, output_of, state_of, word_job, written_by_word_job
 from tests.journeys.test_keyed_state import keyed_job
 from tests.keyed_jobs import keyed_content
-from tests.shares import LAYOUTS, Share, dealt_out
+from tests.shares import LAYOUTS, all_but
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
@@ -174,11 +163,12 @@ def stopped(pipeline: Pipeline, condition: JobCondition = JobCondition.STOPPED) 
 
 @LAYOUTS
 @EACH_EDIT
-def test_dry_run_writes_nothing_and_says_what_becomes_of_every_table(
+def test_edit_is_planned_published_as_an_epoch_of_its_own_and_undone_by_another(
     layout: Layout, edit: Edit
 ) -> None:
     store = written(layout)
     pipeline = job(store, layout)
+    before, objects = content(store, pipeline), {i.path: i.etag for i in store.list()}
     plan = plan_managed_edit(WriteProtected(store), pipeline.paths, NOBODY, edit)
     newest = ParquetBackend(store, pipeline.paths).load()
     assert [(one.operator, one.table) for one in plan.tables] == [
@@ -189,17 +179,6 @@ def test_dry_run_writes_nothing_and_says_what_becomes_of_every_table(
     assert all(one.met and one.evidence for one in plan.preconditions)
     outcome = run(store, pipeline, edit, approved=plan.digest)
     assert (outcome.plan, outcome.published) == (plan, True)
-
-
-@LAYOUTS
-@EACH_EDIT
-def test_edit_is_published_as_an_epoch_of_its_own_and_undone_by_another(
-    layout: Layout, edit: Edit
-) -> None:
-    store = written(layout)
-    pipeline = job(store, layout)
-    before, objects = content(store, pipeline), {i.path: i.etag for i in store.list()}
-    outcome = run(store, pipeline, edit)
     newest = ParquetBackend(store, pipeline.paths).load()
     assert newest.progress is not None
     assert (newest.epoch, newest.progress.revises) == (9, 8)
@@ -237,13 +216,19 @@ def undisturbed(layout: Layout) -> tuple[Any, Any]:
     return content(store, job(store, layout)), output_of(store)
 
 
-@LAYOUTS
-@EACH_EDIT
-@pytest.mark.parametrize("undone", [False, True], ids=["edited", "undone"])
+CONTINUED = [
+    (name, undone, layout) for name in EDITS for undone in (False, True) for layout in Layout
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "undone", "layout"),
+    all_but(CONTINUED, [one for one in CONTINUED if one[1] is not (one[2] is Layout.LEGACY)]),
+)
 def test_job_continues_from_the_edit_and_as_undisturbed_once_it_is_undone(
-    layout: Layout, edit: Edit, undone: bool
+    name: str, undone: bool, layout: Layout
 ) -> None:
-    store = written(layout)
+    store, edit = written(layout), EDITS[name]
     pipeline = job(store, layout)
     run(store, pipeline, edit)
     if undone:
@@ -548,129 +533,7 @@ def test_two_tools_at_once_one_edits_and_the_other_is_refused() -> None:
     assert ParquetBackend(store, pipeline.paths).load().epoch == 9
 
 
-# ---- faults --------------------------------------------------------------------------------------
-
-Mode = Literal["before", "after", "partial"]
-FAULTS: tuple[tuple[Mode, bool], ...] = (
-    ("before", False),
-    ("after", False),
-    ("after", True),
-    ("partial", True),
-)
-SMALL: dict[str, Any] = {"rows": 30, "rows_per_epoch": 6, "parallelism": 1}
-
-
-@functools.cache
-def edited(layout: Layout, name: str) -> tuple[MemoryStore, MemoryStore, int, int]:
-    """A job, the same after an edit, and the number of changes of the edit and of its undo."""
-    begun = written(layout, 3, **SMALL)
-    store = copied(begun)
-    counted = FaultInjecting(store)
-    run(counted, job(begun, layout, **SMALL), EDITS[name])
-    after = copied(store)
-    undoing = FaultInjecting(copied(after))
-    undo(undoing, job(begun, layout, **SMALL))
-    return begun, after, counted.changes, undoing.changes
-
-
-@pytest.mark.parametrize(
-    ("layout", "name", "fault", "share"),
-    dealt_out([(a, b, c) for a in Layout for b in EDITS for c in FAULTS], 16),
-)
-@pytest.mark.usefixtures("restarts_at_once")
-def test_fault_at_any_change_leaves_the_old_state_or_the_new_one(
-    layout: Layout, name: str, fault: tuple[Mode, bool], share: Share
-) -> None:
-    begun, after, changes, _ = edited(layout, name)
-    pipeline = job(begun, layout, **SMALL)
-    both = [content(begun, pipeline), content(after, pipeline)]
-    assert both[0] != both[1]
-    ends = set()
-    for at in share(range(1, changes + 1)):
-        store = copied(begun)
-        faulty = FaultInjecting(store, fail_at=at, mode=fault[0], crash=fault[1])
-        with contextlib.suppress(Crash, StorageError):
-            run(faulty, pipeline, EDITS[name])
-        started = copied(store)
-        JobRun.start(started, job(started, layout, **SMALL)).close()
-        found = content(started, pipeline)
-        assert found in both, at
-        ends.add(both.index(found))
-        assert wrong(store, pipeline) == (), at
-        again = copied(store)
-        with contextlib.suppress(ConflictError):  # relative positions, already applied
-            run(again, pipeline, EDITS[name], directory=stopped(pipeline))
-        assert content(again, pipeline) == both[1], at
-        if found == both[1] and ParquetBackend(store, pipeline.paths).load().epoch == 4:
-            assert undo_anyway(store, pipeline) is not None
-            assert content(store, pipeline) == both[0], at
-        run_pipeline(job(again, layout, **SMALL), again)
-        assert wrong(again, pipeline) == (), at
-    assert ends == {0, 1} or share.of > 1
-
-
-def wrong(store: ObjectStore, pipeline: Pipeline) -> tuple[Any, ...]:
-    """The errors of verify; an epoch that waits for the next start to claim it is none."""
-    return verify_job(store, pipeline.paths, level=1).verdict.errors
-
-
-def undo_anyway(store: ObjectStore, pipeline: Pipeline) -> ManagedUndo | None:
-    chosen = EditOptions(sleep=lambda _: None)
-    return run_managed_undo(store, pipeline.paths, stopped(pipeline), chosen)
-
-
-@pytest.mark.parametrize(
-    ("layout", "name", "fault", "share"),
-    dealt_out([(a, b, c) for a in Layout for b in ("delete-key", "offsets") for c in FAULTS], 8),
-)
-@pytest.mark.usefixtures("restarts_at_once")
-def test_fault_at_any_change_of_an_undo_leaves_the_old_state_or_the_new_one(
-    layout: Layout, name: str, fault: tuple[Mode, bool], share: Share
-) -> None:
-    begun, after, _, changes = edited(layout, name)
-    pipeline = job(begun, layout, **SMALL)
-    both = [content(begun, pipeline), content(after, pipeline)]
-    for at in share(range(1, changes + 1)):
-        store = copied(after)
-        faulty = FaultInjecting(store, fail_at=at, mode=fault[0], crash=fault[1])
-        with contextlib.suppress(Crash, StorageError):
-            undo(faulty, pipeline)
-        assert wrong(store, pipeline) == (), at
-        assert content(store, pipeline) in both, at
-        undo_anyway(store, pipeline)
-        assert content(store, pipeline) == both[0], at
-        assert wrong(store, pipeline) == (), at
-        run_pipeline(job(store, layout, **SMALL), store)
-        undisturbed = written(layout, 100, **SMALL)
-        expected = content(undisturbed, job(undisturbed, layout, **SMALL))
-        assert content(store, pipeline) == expected, at
-
-
 # ---- gc and compaction ---------------------------------------------------------------------------
-
-
-def later(store: ObjectStore) -> int:
-    return max(info.modified_micros or 0 for info in store.list()) + 10 * DAY_MICROS
-
-
-@LAYOUTS
-@EACH_EDIT
-def test_gc_takes_no_file_of_the_edit_or_of_the_pinned_epoch(layout: Layout, edit: Edit) -> None:
-    store = written(layout)
-    pipeline = job(store, layout)
-    before = content(store, pipeline)
-    run(store, pipeline, edit)
-    twin = copied(store, clock=lambda: later(store), keep_times=True)
-    orphans = GcRequest(kind=PlanKind.ORPHANS)
-    assert plan_gc(twin, pipeline.paths, orphans).objects == 0
-    expire = GcRequest(kind=PlanKind.EXPIRE, retention=Retention(keep_epochs=2))
-    run_gc(twin, pipeline.paths, expire, GcOptions(clock=lambda: later(store)))
-    assert ParquetBackend(twin, pipeline.paths).prepare_checkpoint_load(Epoch(8)).epoch == 8
-    undo(twin, pipeline)
-    assert content(twin, pipeline) == before
-    run_pipeline(job(store, layout, keep_epochs=2), store)
-    assert 8 in ParquetBackend(store, pipeline.paths).every_epoch()
-    assert findings(store, pipeline) == ()
 
 
 def test_compaction_right_behind_an_edit_keeps_its_rows() -> None:
@@ -684,23 +547,6 @@ def test_compaction_right_behind_an_edit_keeps_its_rows() -> None:
     assert findings(store, pipeline) == ()
     assert undo(store, pipeline) is None
     run_pipeline(pipeline, store, max_epochs=1)
-    assert findings(store, pipeline) == ()
-
-
-def test_compaction_that_waits_does_not_bring_a_deleted_key_back() -> None:
-    store = MemoryStore()
-    pipeline = job(store, merge_files_after=100)
-    alive = LocalRun.start(pipeline, store)
-    for _ in range(8):
-        alive.step()
-    settings = CompactionSettings(policy=CompactionPolicy.FULL, min_files=2)
-    assert run_compaction(store, pipeline.paths, settings).published == "record"
-    run(store, pipeline, KEY, directory=stopped(pipeline))
-    run_pipeline(job(store, merge_files_after=100), store, max_epochs=1)
-    counts = content(store, pipeline)["count"]["counts"]
-    undisturbed = written(epochs=9, merge_files_after=100)
-    expected = content(undisturbed, job(undisturbed, merge_files_after=100))["count"]["counts"]
-    assert counts.get("d", 0) < expected.get("d", 9)
     assert findings(store, pipeline) == ()
 
 

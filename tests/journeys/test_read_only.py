@@ -20,10 +20,10 @@ from arroyo_dagster.orchestration import (
 )
 from arroyo_dagster.state import Layout, MemoryStore, StatePath, configure, open_store
 from arroyo_dagster.state.model.layout import mark_path
-from arroyo_dagster.state.operations.catalog.leases import break_lease
 from tests.arroyo_jobs import EVENTS, SECOND, ArroyoJob, table_rows, window_config
 from tests.arroyo_server import ModelArroyo, arroyo
 from tests.documentation import blocks
+from tests.internals import break_lease
 from tests.jobs import copy_into, listing, run_word_job, word_job, written_by_word_job
 from tests.orchestration.results import JOB as OPTIONS
 from tests.orchestration.results import failure

@@ -3,12 +3,10 @@ refused with a reason."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +18,6 @@ from arroyo_dagster.errors import (
     InputError,
     NotFoundError,
     ProtocolError,
-    StorageError,
 )
 from arroyo_dagster.state import (
     Epoch,
@@ -35,14 +32,11 @@ from arroyo_dagster.state import (
     WriteProtected,
     list_jobs,
     open_store,
-    verify_job,
 )
 from arroyo_dagster.state.model.surgery.rebuild import RebuildPlan
-from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from tests.arroyo_jobs import Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
-from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import (
     ExpiringTimeKeyConfig,
     ExpiringTimeKeyFiles,
@@ -50,7 +44,7 @@ from tests.formats import (
     digest_rows,
     metadata,
 )
-from tests.internals import EditOptions, JobDirectory, restored_rows, run_rebuild
+from tests.internals import EditOptions, JobDirectory, plan_rebuild, restored_rows, run_rebuild
 from tests.jobs import copy_into, own, word_job, written_by_word_job
 from tests.surgery_jobs import SurgeryJob, held_rows, surgery_job
 
@@ -283,51 +277,6 @@ def test_other_plans_and_managed_jobs_are_refused() -> None:
     pipeline = word_job(store)
     pipeline.layout = Layout.LEGACY
     refused(store, pipeline.paths, "this is a managed job", error=InputError)
-
-
-# ---- faults --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["before", "after"])
-@pytest.mark.parametrize("crash", [False, True], ids=["fails", "dies"])
-def test_a_rebuild_interrupted_anywhere_is_continued(
-    mode: Literal["before", "after"], crash: bool
-) -> None:
-    job = surgery_job(Layout.LEGACY)
-    paths = job.paths
-    expected = held_rows(job.store, paths)
-    broken = copy_job(job.store, paths)
-    lost(broken, paths, "window_3")
-    lost(broken, paths, "join_4")
-    broken.put(paths.operator_metadata(OperatorId("agg_5"), Epoch(3)), b"\xff")
-    for at, store in continued_rebuilds(broken, paths, mode, crash, damaged="agg_5/metadata"):
-        assert held_rows(store, paths) == expected, at
-        assert verify_job(store, paths, level=2).verdict.errors == (), at
-
-
-def continued_rebuilds(
-    broken: MemoryStore,
-    paths: JobPaths,
-    mode: Literal["before", "after"],
-    crash: bool,
-    damaged: str = "no object",
-) -> Iterator[tuple[int, MemoryStore]]:
-    """For each change of a rebuild, the job after a fault there and another rebuild; the fault
-    leaves all objects as they were, but for what is damaged."""
-    readable = {at: one for at, one in own(broken, paths).items() if not at.endswith(damaged)}
-    counted = FaultInjecting(copy_job(broken, paths))
-    run_rebuild(counted, paths, stopped(paths), options=NOW)
-    assert counted.changes >= 5
-    for at in range(1, counted.changes + 1):
-        store = copy_job(broken, paths)
-        faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-        with contextlib.suppress(Crash, StorageError):
-            run_rebuild(faulty, paths, stopped(paths), options=NOW)
-        assert {path: own(store, paths)[path] for path in readable} == readable, at
-        store.delete_many([one.path for one in store.list(paths.leases)])
-        with contextlib.suppress(InputError):  # it was complete
-            run_rebuild(store, paths, stopped(paths), options=NOW)
-        yield at, store
 
 
 # ---- the command ---------------------------------------------------------------------------------

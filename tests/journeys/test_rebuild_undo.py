@@ -33,14 +33,19 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.operations.gc.inventory import read_inventory
-from arroyo_dagster.state.operations.surgery.rebuild.execute import plan_rebuild
 from arroyo_dagster.state.planning.gc.reachability import referenced_by
 from tests.arroyo_jobs import Telling, facts_of, stopped
 from tests.damages import copy_job
 from tests.faulty_stores import Crash, FaultInjecting, once_before
 from tests.formats import JobCondition, SetWatermark
-from tests.internals import EditOptions, JobDirectory, run_edit, run_rebuild
+from tests.internals import (
+    EditOptions,
+    JobDirectory,
+    plan_rebuild,
+    read_inventory,
+    run_edit,
+    run_rebuild,
+)
 from tests.jobs import copy_into, own
 from tests.shares import LAYOUTS
 from tests.surgery_jobs import SurgeryJob, surgery_job

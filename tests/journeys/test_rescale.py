@@ -3,12 +3,11 @@ own, or the rescale is refused. Nothing is lost on the way."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -25,22 +24,25 @@ from arroyo_dagster.state import (
     list_jobs,
     open_store,
     range_for_server,
-    run_undo,
     verify_job,
 )
-from arroyo_dagster.state.model.surgery.edits import Rescale
 from arroyo_dagster.state.operations.surgery import rescale
-from arroyo_dagster.state.operations.surgery.managed.plan import plan_managed_edit
 from tests.arroyo_jobs import ArroyoJob, Telling, content, facts_of, stopped
 from tests.compat.arroyo import unpack
 from tests.damages import copy_job
-from tests.faulty_stores import Crash, FaultInjecting
-from tests.formats import EditOutcome, ExpiringTimeKeyFiles, JobCondition, TableAction, metadata
-from tests.internals import EditOptions, JobDirectory, plan_edit, run_edit
+from tests.formats import (
+    EditOutcome,
+    ExpiringTimeKeyFiles,
+    JobCondition,
+    Rescale,
+    TableAction,
+    metadata,
+)
+from tests.internals import EditOptions, JobDirectory, plan_edit, plan_managed_edit, run_edit
 from tests.jobs import copied, copy_into, written_by_word_job
 from tests.journeys.test_fork import nexmark
-from tests.journeys.test_surgery import errors_of, others, state_of
-from tests.shares import LAYOUTS, Share, everywhere
+from tests.journeys.test_surgery import others, state_of
+from tests.shares import LAYOUTS
 from tests.surgery_jobs import STATE, SurgeryJob, global_config, held_rows, surgery_job
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
@@ -118,32 +120,6 @@ def test_real_jobs_hold_their_rows(
         }
         assert verify_job(twin, paths, parallelism=5).verdict.errors == ()
     assert split > 2
-
-
-# ---- undo and faults -----------------------------------------------------------------------------
-
-
-@everywhere("layout")
-@pytest.mark.parametrize(("mode", "crash"), [("before", False), ("after", True)])
-def test_a_fault_at_any_change_leaves_every_row(
-    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
-) -> None:
-    job = surgery_job(layout, epochs=2)
-    state, was = state_of(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    run(counted, job, 3)
-    for at in share(range(1, counted.changes + 1), sparse=3):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            run(FaultInjecting(store, fail_at=at, mode=mode, crash=crash), job, 3)
-        assert (state_of(store, job.paths), errors_of(store, job.paths, 1)) == (state, set()), note
-        run(store, job, 3)
-        assert (state_of(store, job.paths), shared(store, job, 3)) == (state, 0), note
-        assert errors_of(store, job.paths, 1) == set(), note
-        while run_undo(store, job.paths, stopped(job.paths)).done:
-            pass  # one that was interrupted, and the one that did the rest
-        assert others(store) == was, note
 
 
 # ---- refusals ------------------------------------------------------------------------------------

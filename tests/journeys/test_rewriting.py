@@ -4,9 +4,9 @@ job restores the same rows, and nobody's file is gone."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -33,7 +33,6 @@ from arroyo_dagster.state import (
     run_undo,
     verify_job,
 )
-from arroyo_dagster.state.codec.maintenance_records import decode_change_record
 from arroyo_dagster.state.operations.compaction.rewrite_preconditions import ListedJob, list_objects
 from tests.arroyo_jobs import (
     EVENTS,
@@ -49,13 +48,13 @@ from tests.arroyo_jobs import (
     stopped,
     table_rows,
 )
-from tests.faulty_stores import Crash, FaultInjecting
 from tests.formats import (
     CheckpointFacts,
     JobCondition,
     LeftOut,
     RewriteShard,
     RowsDigest,
+    decode_change_record,
     is_rewritten,
 )
 from tests.gc_jobs import Clock, Hiding, orphans
@@ -68,18 +67,30 @@ from tests.internals import (
     rewrite_here,
 )
 from tests.jobs import copied, listing
-from tests.shares import LAYOUTS, Share, everywhere
+from tests.shares import LAYOUTS
 
 pytestmark = pytest.mark.usefixtures("one_at_a_time")
 
 FULL = CompactionSettings(policy=CompactionPolicy.FULL)
-EVERYWHERE = everywhere("layout")
 
 
 def rewrite(store: ObjectStore, job: ArroyoJob, **options: Any) -> RewriteOutcome:
     said = options.pop("directory", stopped(job.paths))
     chosen = RewriteOptions(**{"quiet_seconds": 0.0, **options})
     return run_rewrite(store, job.paths, said, FULL, chosen)
+
+
+Parts = Iterable[RewriteShard | LeftOut]
+
+
+def with_parts(change: Callable[[list[Any]], Parts | None]) -> Callable[..., Parts]:
+    """A rewrite, and what happens to its parts, or meanwhile, before they are published."""
+
+    def run(store: ObjectStore, tasks: Sequence[RewriteTask]) -> Parts:
+        parts = list(rewrite_here(store, tasks))
+        return change(parts) or parts
+
+    return run
 
 
 def others(store: MemoryStore) -> dict[StatePath, bytes]:
@@ -220,32 +231,26 @@ def rewritten_a_month_ago(layout: Layout) -> tuple[ArroyoJob, dict[StatePath, by
 
 
 @LAYOUTS
+@pytest.mark.parametrize("hidden", ["nothing", "the records", "the names of the records"])
 def test_what_putting_back_needs_is_not_collected_and_goes_once_it_is_of_no_use(
-    layout: Layout,
+    layout: Layout, hidden: str
 ) -> None:
+    """Names are missing as those of a rewrite that died at that very moment."""
     job, was, clock = rewritten_a_month_ago(layout)
-    asked = orphans(**{str(job.paths.root): "stopped"})
-    run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
-    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
-    assert others(job.store) == was
-    clock.days(30)
-    gone = run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
-    assert gone.deleted  # what the rewrite had made
-    assert others(job.store) == was
-
-
-@LAYOUTS
-def test_what_putting_back_needs_is_not_collected_where_a_listing_hides_that_it_is_needed(
-    layout: Layout,
-) -> None:
-    job, was, clock = rewritten_a_month_ago(layout)
-    cut = Hiding(job.store, lambda path: path.startswith(f"{job.paths.changes}"))
-    asked = orphans(**{str(job.paths.root): "stopped"})
-    assert not run_gc(cut, job.paths, asked, GcOptions(clock=clock)).deleted
+    records = "" if hidden != "the records" else str(job.paths.changes)
+    cut = Hiding(job.store, lambda path: bool(records) and path.startswith(records))
+    if hidden == "the names of the records":
+        job.store.delete_many([job.paths.job_pins])
+    asked, options = orphans(**{str(job.paths.root): "stopped"}), GcOptions(clock=clock)
+    assert hidden == "nothing" or not run_gc(cut, job.paths, asked, options).deleted
+    run_gc(cut, job.paths, asked, options)
     assert run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
     assert others(job.store) == was
     assert not job.store.list_dir(job.paths.changes).objects
     assert not run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
+    clock.days(30)
+    assert run_gc(job.store, job.paths, asked, options).deleted  # what the rewrite had made
+    assert others(job.store) == was
 
 
 def test_what_putting_back_needs_is_not_collected_where_the_record_of_the_epoch_is_lost() -> None:
@@ -258,17 +263,6 @@ def test_what_putting_back_needs_is_not_collected_where_the_record_of_the_epoch_
     with contextlib.suppress(ProtocolError):
         run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
     job.store.put(record, data)
-    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
-    assert others(job.store) == was
-
-
-@LAYOUTS
-def test_records_that_no_name_was_kept_of_are_found_by_listing(layout: Layout) -> None:
-    """As those of releases that kept no names, or of a rewrite that died at that very moment."""
-    job, was, clock = rewritten_a_month_ago(layout)
-    job.store.delete_many([job.paths.job_pins])
-    asked = orphans(**{str(job.paths.root): "stopped"})
-    assert not run_gc(job.store, job.paths, asked, GcOptions(clock=clock)).deleted
     assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
     assert others(job.store) == was
 
@@ -288,86 +282,6 @@ def test_nobody_puts_back_beside_a_collector_whatever_a_listing_hides(layout: La
     ):
         run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock))
     assert run_undo(cut, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
-
-
-# ---- faults --------------------------------------------------------------------------------------
-
-
-MODES = pytest.mark.parametrize(
-    ("mode", "crash"),
-    [("before", False), ("after", False), ("before", True), ("after", True)],
-    ids=["failure", "unknown-outcome", "crash-before", "crash-after"],
-)
-
-
-@EVERYWHERE
-@MODES
-def test_a_fault_at_any_change_leaves_a_job_that_restores_the_same(
-    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
-) -> None:
-    job = begun(layout, epochs=2)
-    before, was = content(job.store, job.paths), others(job.store)
-    counted = FaultInjecting(copied(job.store))
-    rewrite(counted, job)
-    assert counted.changes >= 7
-    for at in share(range(1, counted.changes + 1)):
-        note = f"fault at change {at} of {counted.changes}"
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            rewrite(FaultInjecting(store, fail_at=at, mode=mode, crash=crash), job)
-        expect_whole(store, job, before, note)
-        assert others(store).keys() == was.keys(), note
-        finished, undone = copied(store), copied(store)
-        rewrite(finished, job)
-        expect_whole(finished, job, before, f"run again after a {note}")
-        assert not rewrite(finished, job).changed
-        run_undo(undone, job.paths, stopped(job.paths))
-        assert others(undone) == was, f"put back after a {note}"
-
-
-@EVERYWHERE
-@MODES
-def test_a_fault_at_any_change_of_an_undo_leaves_a_job_that_restores_the_same(
-    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool
-) -> None:
-    job = begun(layout, epochs=2)
-    before, was = content(job.store, job.paths), others(job.store)
-    rewrite(job.store, job)
-    counted = FaultInjecting(copied(job.store))
-    run_undo(counted, job.paths, stopped(job.paths))
-    for at in share(range(1, counted.changes + 1)):
-        store = copied(job.store)
-        with contextlib.suppress(Crash, OSError):
-            faulty = FaultInjecting(store, fail_at=at, mode=mode, crash=crash)
-            run_undo(faulty, job.paths, stopped(job.paths))
-        expect_whole(store, job, before, f"fault at change {at}")
-        run_undo(store, job.paths, stopped(job.paths))
-        assert others(store) == was
-
-
-class _FailingRead(FaultInjecting):
-    """Fails at the k-th call of any verb, reads included."""
-
-    def _is_fault(self, verb: str) -> bool:
-        self.changes += 1
-        return self.changes == self._fail_at
-
-
-@EVERYWHERE
-def test_a_read_or_listing_that_fails_anywhere_changes_nothing_for_a_restore(
-    layout: Layout, share: Share
-) -> None:
-    job = begun(layout, epochs=2)
-    before = content(job.store, job.paths)
-    counted = _FailingRead(copied(job.store))
-    rewrite(counted, job)
-    for at in share(range(1, counted.changes + 1), 16):
-        store = copied(job.store)
-        with contextlib.suppress(OSError):
-            rewrite(_FailingRead(store, fail_at=at), job)
-        assert content(store, job.paths) == before, f"fault at call {at}"
-        rewrite(store, job)
-        assert content(store, job.paths) == before, f"run again after a fault at call {at}"
 
 
 # ---- the job is not at rest ----------------------------------------------------------------------
@@ -462,10 +376,7 @@ def test_a_start_that_only_the_store_shows_is_noticed(layout: Layout) -> None:
     job = begun(layout)
     store = job.store
 
-    def start_the_job(
-        held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewriteShard | LeftOut]:
-        yield from rewrite_here(held, tasks)
+    def start_the_job(parts: list[Any]) -> None:
         backend = ParquetBackend(store, job.paths)
         guard = backend.load().ref if layout is Layout.LEGACY else job.paths.current_generation
         data = store.read(guard)  # a restore writes the first anew, a start raises the second
@@ -473,7 +384,7 @@ def test_a_start_that_only_the_store_shows_is_noticed(layout: Layout) -> None:
 
     before = content(store, job.paths)
     with pytest.raises(ConflictError, match="changed meanwhile"):
-        rewrite(store, job, run=start_the_job)
+        rewrite(store, job, run=with_parts(start_the_job))
     assert content(store, job.paths) == before
 
 
@@ -486,15 +397,12 @@ def test_of_two_executors_one_wins_and_the_other_ends_cleanly(layout: Layout) ->
     before = content(job.store, job.paths)
     refused: list[ConflictError] = []
 
-    def meanwhile(
-        held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewriteShard | LeftOut]:
+    def meanwhile(parts: list[Any]) -> None:
         with pytest.raises(ConflictError, match=r"leased by .*the nightly run") as caught:
             rewrite(job.store, job, owner="another")
         refused.append(caught.value)
-        yield from rewrite_here(held, tasks)
 
-    assert rewrite(job.store, job, owner="the nightly run", run=meanwhile).published
+    assert rewrite(job.store, job, owner="the nightly run", run=with_parts(meanwhile)).published
     assert refused[0].retryable
     expect_whole(job.store, job, before, "one won")
     assert not rewrite(job.store, job, owner="another").changed
@@ -508,15 +416,12 @@ def test_who_was_thought_dead_publishes_nothing_over_who_took_over(layout: Layou
     job.store = copied(job.store, clock=lambda: now[0])
     won: list[RewriteOutcome] = []
 
-    def sleeps_for_long(
-        held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewriteShard | LeftOut]:
-        yield from rewrite_here(held, tasks)
+    def sleeps_for_long(parts: list[Any]) -> None:
         now[0] += 3600 * 1_000_000
         won.append(rewrite(job.store, job, owner="another", clock=lambda: now[0]))
 
     with pytest.raises(ConflictError):
-        rewrite(job.store, job, run=sleeps_for_long, clock=lambda: now[0])
+        rewrite(job.store, job, run=with_parts(sleeps_for_long), clock=lambda: now[0])
     assert won[0].published
     expect_whole(job.store, job, before, "the second one's")
 
@@ -531,15 +436,12 @@ def test_a_part_that_would_not_restore_the_same_stops_everything(layout: Layout)
 
     reported: list[RewriteShard | LeftOut] = []
 
-    def lose_a_row(
-        held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewriteShard | LeftOut]:
-        for part in rewrite_here(held, tasks):
-            assert isinstance(part, RewriteShard)
-            yield replace(part, after=RowsDigest(part.after.rows - 1, 7))
+    def lose_a_row(parts: list[Any]) -> Parts:
+        return [replace(one, after=RowsDigest(one.after.rows - 1, 7)) for one in parts]
 
+    run = with_parts(lose_a_row)
     with pytest.raises(ProtocolError, match="nothing was published") as caught:
-        rewrite(job.store, job, run=lose_a_row, on_shard=lambda part, _: reported.append(part))
+        rewrite(job.store, job, run=run, on_shard=lambda part, _: reported.append(part))
     assert len(reported) == 1
     assert caught.value.facts["job"] == job.paths.root
     assert caught.value.facts["epoch"] == 4
@@ -551,16 +453,11 @@ def test_a_new_file_that_vanishes_before_it_is_listed_stops_everything(layout: L
     job = begun(layout)
     was = others(job.store)
 
-    def lose_a_file(
-        held: ObjectStore, tasks: Sequence[RewriteTask]
-    ) -> Iterable[RewriteShard | LeftOut]:
-        parts = list(rewrite_here(held, tasks))
-        assert isinstance(parts[0], RewriteShard)
+    def lose_a_file(parts: list[Any]) -> None:
         job.store.delete_many(parts[0].merged.output_paths)
-        return parts
 
     with pytest.raises(ProtocolError, match="does not pass"):
-        rewrite(job.store, job, run=lose_a_file)
+        rewrite(job.store, job, run=with_parts(lose_a_file))
     assert others(job.store) == was
 
 

@@ -13,7 +13,6 @@ import pytest
 from arroyo_dagster import (
     CompactionPolicy,
     CompactionSettings,
-    GcOptions,
     JobPaths,
     Layout,
     MemoryStore,
@@ -23,10 +22,8 @@ from arroyo_dagster import (
     RewriteOptions,
     StatePath,
     TableName,
-    UndoOptions,
     WriteProtected,
     plan_undo,
-    run_gc,
     run_rewrite,
     run_undo,
     verify_job,
@@ -38,14 +35,8 @@ from arroyo_dagster.errors import (
     NotFoundError,
     ProtocolError,
 )
-from arroyo_dagster.state.codec.derived import encode
-from arroyo_dagster.state.codec.maintenance_records import decode_change_record
-from arroyo_dagster.state.model.surgery.edits import RetainRows
 from arroyo_dagster.state.model.verify import MAX_LEVEL
-from arroyo_dagster.state.operations.gc.inventory import read_inventory
-from arroyo_dagster.state.operations.gc.pins import forget_changes
-from arroyo_dagster.state.operations.surgery.find_key import find_key
-from arroyo_dagster.state.tables.known.sources import KafkaState, SequenceNumber, ShardState
+from arroyo_dagster.state.tables.known.sources import SequenceNumber, ShardState
 from tests.arroyo_jobs import (
     EVENTS,
     SECOND,
@@ -63,24 +54,29 @@ from tests.formats import (
     EditOutcome,
     GlobalKeyedFiles,
     JobCondition,
+    KafkaState,
     KeyDeletion,
     LeftOut,
     NewPosition,
+    RetainRows,
     RewriteShard,
     SetEntry,
     SetOffsets,
     SetWatermark,
     TableAction,
+    decode_change_record,
+    encode,
 )
-from tests.gc_jobs import Clock, Hiding, orphans
+from tests.gc_jobs import Hiding
 from tests.internals import (
     EditOptions,
     ExpressionWatermarkState,
     JobDirectory,
-    LeaseOptions,
     RewriteTask,
-    lease,
+    find_key,
+    forget_changes,
     plan_edit,
+    read_inventory,
     rewrite_here,
     run_edit,
 )
@@ -91,7 +87,6 @@ from tests.surgery_jobs import (
     GENERATOR,
     KAFKA,
     NANOS,
-    STATE,
     WATERMARK,
     SurgeryJob,
     encoded,
@@ -192,10 +187,11 @@ def errors_of(store: ObjectStore, paths: JobPaths, level: int = MAX_LEVEL) -> se
 
 @LAYOUTS
 @EACH_EDIT
-def test_a_dry_run_writes_nothing_and_says_what_becomes_of_every_table(
+def test_a_dry_run_says_what_becomes_of_every_table_and_only_operators_that_change_are_overwritten(
     layout: Layout, edit: Edit
 ) -> None:
     job = surgery_job(layout)
+    was = others(job.store)
     plan = plan_edit(WriteProtected(job.store), job.paths, stopped(job.paths), edit)
     assert {(one.operator, one.table) for one in plan.tables} == {
         (str(operator), str(name))
@@ -211,16 +207,6 @@ def test_a_dry_run_writes_nothing_and_says_what_becomes_of_every_table(
     assert not plan.empty
     outcome = run(job.store, job, edit, approved=plan.digest)
     assert (outcome.plan, outcome.published) == (plan, True)
-
-
-@LAYOUTS
-@EACH_EDIT
-def test_only_the_metadata_of_operators_that_change_is_overwritten(
-    layout: Layout, edit: Edit
-) -> None:
-    job = surgery_job(layout)
-    was = others(job.store)
-    outcome = run(job.store, job, edit)
     now = others(job.store)
     assert now.keys() == was.keys()
     changed = {path for path in was if now[path] != was[path]}
@@ -401,20 +387,6 @@ def test_rows_of_a_join_that_lose_the_row_that_kept_them_are_dropped(layout: Lay
     assert len(held_rows(job.store, job.paths)["join_4", "left"]) == 3
     run(job.store, job, KEY)
     assert held_rows(job.store, job.paths) == {}
-    assert errors_of(job.store, job.paths) == set()
-
-
-@LAYOUTS
-def test_the_job_goes_on_from_the_edited_state(layout: Layout) -> None:
-    job = surgery_job(layout)
-    expected = without_key(state_of(job.store, job.paths), "k1")
-    run(job.store, job, KEY)
-    job.start()
-    job.write({})
-    job.write({})
-    after = state_of(job.store, job.paths)
-    for name in STATE:
-        assert after[name][1] == expected[name][1]
     assert errors_of(job.store, job.paths) == set()
 
 
@@ -626,87 +598,19 @@ def either_state_and_undone(
 
 @EVERYWHERE
 @MODES
-@EACH_EDIT
+@pytest.mark.parametrize("name", ["offsets", "watermark", "set"])  # the explorer draws the others
 def test_a_fault_at_any_change_leaves_the_old_state_or_the_new_one(
-    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool, edit: Edit
+    layout: Layout, share: Share, mode: Literal["before", "after"], crash: bool, name: str
 ) -> None:
     job = surgery_job(layout, epochs=2)
 
     def take(store: ObjectStore) -> EditOutcome:
-        return run(store, job, edit)
+        return run(store, job, EDITS[name])
 
     either_state_and_undone(job, take, layout, share, (mode, crash), sparse=2)
 
 
 # ---- beside gc and other tools -------------------------------------------------------------------
-
-
-@LAYOUTS
-@pytest.mark.parametrize("goes_on", [False, True], ids=["stopped", "goes on"])
-def test_gc_keeps_what_an_undo_needs_and_takes_it_once_the_job_has_gone_on(
-    layout: Layout, goes_on: bool
-) -> None:
-    clock = Clock()
-    job = surgery_job(layout)
-    job.store = copied(job.store, clock=clock)
-    was = others(job.store)
-    outcome = run(job.store, job, KEY, clock=clock)
-    for _ in range(2 if goes_on else 0):  # the epoch that a run was restored from stays whole
-        job.start()
-        job.write({})
-    clock.days(30)
-    asked = orphans(**{str(job.paths.root): "stopped"})
-    run_gc(job.store, job.paths, asked, GcOptions(clock=clock))
-    assert errors_of(job.store, job.paths) == set()
-    gone = {path for path in outcome.unlisted if job.store.head(path) is None}
-    if goes_on:
-        left = find_key(job.store, job.paths, ["k1"])
-        assert {one.place for one in left.found} == {"epochs"}
-        only_edited = {path for path in outcome.unlisted if "checkpoint-0000003/" in path}
-        assert gone == only_edited
-        return
-    assert not gone
-    assert run_undo(job.store, job.paths, stopped(job.paths), UndoOptions(clock=clock)).done
-    assert others(job.store) == was
-
-
-@LAYOUTS
-def test_a_second_tool_waits_for_the_lease(layout: Layout) -> None:
-    job = surgery_job(layout)
-    before = listing(job.store)
-    with (
-        lease(job.store, job.paths, "somebody", LeaseOptions()) as held,
-        pytest.raises(ConflictError, match="the job is leased by"),
-    ):
-        run(job.store, job, KEY)
-    del held
-    assert {p for p in listing(job.store) if "/leases/" not in p} == {
-        p for p in before if "/leases/" not in p
-    }
-
-
-def once_published(job: ArroyoJob, edit: Edit, at: int, later: JobCondition) -> Telling:
-    """A source that says from its look-up number `at` on that somebody has started the job."""
-    return Telling(
-        facts_of(job.paths, JobCondition.STOPPED, run_id=1),
-        facts_of(job.paths, later, run_id=2),
-        at,
-    )
-
-
-@LAYOUTS
-@EACH_EDIT
-def test_a_job_that_is_started_meanwhile_keeps_its_old_state(layout: Layout, edit: Edit) -> None:
-    job = surgery_job(layout, epochs=2)
-    was = others(job.store)
-    asked = Telling(facts_of(job.paths, JobCondition.STOPPED, run_id=1))
-    run(copied(job.store), job, edit, directory=JobDirectory([asked]))
-    for at in range(2 + len(edit.name) % 3, asked.asked + 1, 3):
-        store = copied(job.store)
-        said = once_published(job, edit, at, JobCondition.RUNNING)
-        with pytest.raises((ConflictError, InputError)):
-            run(store, job, edit, directory=JobDirectory([said]))
-        assert others(store) == was, f"started at look-up {at} of {asked.asked}"
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from arroyo_dagster.errors import ConflictError
 from arroyo_dagster.state import MemoryStore, ObjectStore
 from tests.jobs import copied, output_of, run_word_job, state_of, word_job
-from tests.shares import Share, dealt_out, share_or_all
+from tests.shares import Share, dealt_out
 from tests.stores import Wrapper
 
 T = TypeVar("T")
@@ -125,22 +125,3 @@ def test_a_writer_held_up_before_any_call_finds_that_another_has_taken_over(
         store, writers = interleaved(start, held_at, ALL)
         assert writers[1].error is None, f"the newer run stopped, held at {held_at}"
         check(store, writers, expected, held_at)
-
-
-@share_or_all(2)
-def test_two_starters_and_publishers_in_any_order_leave_one_going_on(
-    begun: MemoryStore, expected: Any, share: Share
-) -> None:
-    calls = calls_of(begun)
-    went_on: set[tuple[bool, bool]] = set()
-    told_to_try_again = 0
-    for first in range(1, calls, 5):
-        for second in share(range(first % 7, calls, 7)):
-            store, writers = interleaved(begun, first, second)
-            went_on.add((writers[0].error is None, writers[1].error is None))
-            error = writers[1].error
-            told_to_try_again += isinstance(error, ConflictError) and error.retryable
-            check(store, writers, expected, (first, second))
-    # Both stop where the older published just before it was fenced; the newer is told to try again.
-    assert {(True, False), (False, True), (False, False)} <= went_on
-    assert told_to_try_again

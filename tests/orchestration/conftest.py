@@ -17,6 +17,7 @@ from arroyo_dagster.orchestration import (
     ArroyoStateStore,
     InProcessRunner,
     build_arroyo_definitions,
+    failures,
     serving,
 )
 from arroyo_dagster.orchestration.check_results import LastResult, last_results
@@ -170,8 +171,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def retries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve pipelines again without the wait that outlasts a lease."""
+    """Serve pipelines, and run steps, again without the wait that outlasts a lease."""
     monkeypatch.setattr(serving, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -1,31 +1,42 @@
-"""The definitions load, start nothing, touch nothing, and can be named otherwise."""
+"""The definitions load, start nothing, touch nothing, and can be named otherwise; the
+documented limits of an instance hold for them."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import click
 import dagster as dg
 import pytest
+import yaml
+from dagster._utils.tags import TagConcurrencyLimitsCounter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from arroyo_dagster.cli import main
 from arroyo_dagster.errors import ArroyoStateError, ConflictError, InputError, StorageError
 from arroyo_dagster.orchestration import (
     ArroyoAssetProps,
     ArroyoOptions,
     DagsterArroyoTranslator,
     Lineage,
+    MaintenanceWindow,
     PipelineList,
     SparkSessionResource,
     as_failure,
     build_arroyo_definitions,
     failures,
 )
+from arroyo_dagster.orchestration import DagsterArroyoTranslator as Translator
 from arroyo_dagster.orchestration.pipelines.listing import with_keys
 from arroyo_dagster.orchestration.pipelines.model import LineageEndpoint, ListedPipeline
-from arroyo_dagster.orchestration.translator import EVERY_PIPELINE
+from arroyo_dagster.orchestration.requests import MAINTENANCE_TAG
+from arroyo_dagster.orchestration.translator import EVERY_PIPELINE, TABLES
 from arroyo_dagster.spark.session import OpenedSession
 from arroyo_dagster.spark.settings import SparkChoice
 from tests.documentation import PROJECT
@@ -304,3 +315,76 @@ def test_dots_in_names_are_no_trouble_for_dagster_1_12(monkeypatch: pytest.Monke
     monkeypatch.setattr(builder, "stringify_asset_key_to_input_name", of_1_12)
     key = with_keys({}, {"a.b/main": None})["a.b/main"]
     built(pipeline("a.b/main", key), deployment="eu.1")
+
+
+DEPLOYMENT = Path(__file__).parents[2] / "docs" / "operate" / "deployment.md"
+BLOCK = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", DEPLOYMENT.read_text(), re.DOTALL)[0])
+LIMITS = BLOCK["concurrency"]["runs"]["tag_concurrency_limits"]
+CHANGING = ("compaction", "gc", "windows")
+OTHERS = ("verify", "fleet")
+
+
+def tags_of(deployment: str, *jobs: str) -> list[Mapping[str, str]]:
+    """The tags of runs of these jobs of a deployment."""
+    pipeline = ListedPipeline("p/main", ("p", "main"), managed=True)
+    listed = PipelineList("memory://limits", (pipeline,), {pipeline.root: pipeline.key})
+    window = MaintenanceWindow(jobs=["payments/job"], between="02:00-04:00")
+    defs = build_arroyo_definitions(
+        "memory://limits",
+        pipelines=listed,
+        mode="maintain",
+        deployment=deployment,
+        options=ArroyoOptions(window=window),
+    )
+    return [defs.resolve_job_def(f"arroyo_{deployment}_{name}").run_tags for name in jobs]
+
+
+def dequeued(limits: list[Any], queued: list[Mapping[str, str]]) -> list[int]:
+    """Which of the queued runs Dagster starts together."""
+    counter, found = TagConcurrencyLimitsCounter(limits, []), []
+    for number, tags in enumerate(queued):
+        run = dg.DagsterRun(job_name="j", tags=dict(tags))
+        if not counter.is_blocked(run):
+            counter.update_counters_with_launched_item(run)
+            found.append(number)
+    return found
+
+
+def test_deployments_stay_within_the_limit_of_the_instance_for_runs_that_change_state() -> None:
+    queued = [tags for name in ("a", "b") for tags in tags_of(name, *CHANGING)]
+    [limit] = [one["limit"] for one in LIMITS if one["key"] == MAINTENANCE_TAG]
+    assert len(dequeued(LIMITS, queued)) == limit == 4
+    assert {tags[MAINTENANCE_TAG] for tags in queued} == {"a", "b"}
+    looking = tags_of("a", *OTHERS)
+    assert len(dequeued(LIMITS, [*queued, *looking])) == limit + len(looking)
+
+
+def test_no_run_is_retried() -> None:
+    for tags in tags_of("a", *CHANGING, *OTHERS):
+        assert tags["dagster/max_retries"] == "0"
+
+
+def commands_of(description: str | None) -> list[list[str]]:
+    (block,) = re.findall(r"\n\n```sh\n(.*?)\n```$", description or "", re.DOTALL)
+    return [shlex.split(line) for line in block.splitlines()]
+
+
+def parsed(words: list[str]) -> None:
+    """Let click parse a command, as far as its options and its number of arguments."""
+    command: click.Command = main
+    context = click.Context(main, info_name=words.pop(0))
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, name
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    words = ["1" if word == "EPOCH" else word for word in words]
+    command.parse_args(context, words)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_commands_in_an_asset_s_description_exist(table: str) -> None:
+    pipeline = ListedPipeline(root="words/main", key=("words", "main"))
+    spec = Translator().get_asset_spec(ArroyoAssetProps(table=table, pipeline=pipeline))
+    for words in commands_of(spec.description):
+        parsed(words)

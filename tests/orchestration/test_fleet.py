@@ -1,20 +1,19 @@
-"""`fleet`: which pipelines are overlooked, vanished, broken or waiting, the worst first."""
+"""`fleet`: which pipelines are overlooked, vanished, broken or waiting, the worst first.
+A job that the store denies is named, and hides no other one."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from arroyo_dagster.errors import StorageError
 from arroyo_dagster.state import ParquetBackend
-from arroyo_dagster.state.metadata.lease import lease
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from tests.denied import ALL, READS, Denied
 from tests.fleets import Written, legacy_job, protocol_job
+from tests.internals import lease
 from tests.jobs import run_word_job
-from tests.orchestration.conftest import Deployment
+from tests.orchestration.conftest import Deployment, told
 from tests.orchestration.results import (
     COMPACT,
     JOB,
@@ -22,6 +21,7 @@ from tests.orchestration.results import (
     PATHS,
     checks,
     event_metadata,
+    failure,
     materialized,
 )
 
@@ -131,31 +131,6 @@ def test_a_pipeline_that_is_called_gone_and_is_there_says_so(at_rest: Deployment
     assert "old" not in str(at_rest.evaluate().skip_message)  # a reload does not find it
 
 
-class Unlisted(Wrapper):
-    """A store that cannot be listed."""
-
-    def list_dir(self, path: str = "") -> Any:
-        raise StorageError("the store does not answer", retryable=False)
-
-    def list(self, prefix: str = "", *, start_after: str | None = None) -> Any:
-        raise StorageError("the store does not answer", retryable=False)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_a_listing_that_fails_when_definitions_load_changes_nothing_and_is_red(
-    at_rest: Deployment, known: bool, tmp_path: Path
-) -> None:
-    at_rest.wrap(Unlisted)
-    at_rest.build(**({} if known else {"list_cache": tmp_path / "another.json"}))
-    keys = at_rest.repository.asset_graph.get_all_asset_keys()
-    roots = ["/".join(key.path[1:-1]) for key in keys if key.path[-1] == "checkpoint"]
-    assert roots == ([KEY] if known else [])
-    check, _ = looked(at_rest)
-    assert not check.passed
-    assert check.severity.value == "ERROR"
-    assert "does not answer" in check.description
-
-
 def test_what_waits_is_a_row_and_an_error_after_a_day(at_rest: Deployment) -> None:
     at_rest.run("arroyo_verify")
     with lease(at_rest.store, PATHS, "somebody"):
@@ -179,3 +154,32 @@ def test_totals_are_numbers(at_rest: Deployment) -> None:
     assert event.metadata["arroyo/pipelines"].value == 2
     assert event.metadata["arroyo/at_rest"].value == 1
     assert event.metadata["arroyo/bytes"].value > 0
+
+
+ONE, OTHER = protocol_job("words"), legacy_job("other")
+
+
+@pytest.mark.usefixtures("retries_at_once")
+@pytest.mark.parametrize(("prefix", "verbs"), [("words/main", READS), ("words", ALL)])
+def test_a_denied_job_is_unreadable_and_stops_nobody(
+    deployed: Any, prefix: str, verbs: frozenset[str]
+) -> None:
+    for paths in (ONE, OTHER):
+        Written(deployed.store, paths).epochs(2)
+    deployed.tick()
+    Written(deployed.store, OTHER).epochs(3)
+    deployed.wrap(lambda store: Denied(store, prefix, verbs))
+    deployed.build()  # both stay assets
+    tick = deployed.evaluate()
+    deployed.keep(tick)
+    assert list(told(tick)) == ["other"]
+    fleet = deployed.run("arroyo_fleet")
+    assert fleet.success
+    (event,) = materialized(fleet)
+    assert event.metadata["arroyo/unreadable"].value == 1
+    assert event.metadata["arroyo/vanished"].value == 0
+    assert not checks(fleet)["every_pipeline_known"].passed
+    verify = deployed.run("arroyo_verify")
+    assert not verify.success
+    assert "words/main" in failure(verify).description
+    assert deployed.check("other")

@@ -24,7 +24,6 @@ from arroyo_dagster.state import (
 from arroyo_dagster.state.operations.catalog import footers
 from tests.arroyo_jobs import stopped
 from tests.arroyo_server import ModelArroyo, arroyo
-from tests.faulty_stores import FaultInjecting
 from tests.internals import controlled_job, lease
 from tests.jobs import listing, run_word_job
 from tests.orchestration.conftest import Deployment
@@ -187,10 +186,6 @@ def test_with_overrides_the_state_is_evolved(forking: Forking, more: dict[str, A
         (STOPPED, {"approve": "0815"}, "plan 0815 was approved", "review the new plan"),
         ({"pl_x/job_b": "running"}, {}, "the job runs", "stop it with a checkpoint"),
         ({}, {}, "the status of the job is unknown", "`assume` of the resource"),
-        (STOPPED, {"source": "job_b"}, "forked into itself", "name another job"),
-        (STOPPED, {"source": "job_c"}, "job_c", "Next: "),
-        (STOPPED, {"epoch": 9}, "9", "Next: "),
-        (STOPPED, {"overrides": {"mapp": {}}}, "have no 'mapp'", "use map, drop"),
         (STOPPED, {"overrides": {"drop": ["no_9"]}}, "no_9", "Next: "),
         (STOPPED, {"source_url": "s3://me:secret@bucket/x"}, "checkpoint_url", "Next: "),
     ],
@@ -208,16 +203,6 @@ def test_what_is_refused_fails_with_a_next_step_and_changes_nothing(
     assert step in description
     assert "secret@" not in description
     assert listing(forking.job.store) == before
-
-
-def test_a_plan_of_a_source_that_went_on_is_not_executed(forking: Forking) -> None:
-    digest = event_metadata(observed(forking.run())[0])["arroyo/plan"]
-    before = rows(forking.job)
-    forking.source.write({})
-    result = forking.run(execute=True, approve=digest)
-    assert not result.success
-    assert f"plan {digest} was approved" in failure(result).description
-    assert rows(forking.job) == before
 
 
 def test_a_job_that_another_process_maintains_waits(forking: Forking) -> None:
@@ -252,24 +237,6 @@ def test_the_check_fails_if_the_state_cannot_be_restored_and_the_fork_is_not_rep
     said = failure(result).description
     assert ("the store does not answer" if down else "cannot be restored after the change") in said
     assert ("window_3" in said) is not down
-
-
-@pytest.mark.parametrize("from_end", [0, 1, 2, 9])
-@pytest.mark.parametrize("mode", ["before", "after"])
-def test_a_store_that_fails_leaves_the_old_state_or_the_new_one_and_nothing_is_retried(
-    forking: Forking, from_end: int, mode: Any, instance: dg.DagsterInstance
-) -> None:
-    counted = Forking(Deployment(instance))
-    counting = counted.deployed.wrap(FaultInjecting)
-    assert counted.run(execute=True).success
-    before = rows(forking.job)
-    fail_at = counting.changes - from_end
-    assert fail_at > 0
-    forking.deployed.wrap(lambda store: FaultInjecting(store, fail_at=fail_at, mode=mode))
-    result = forking.run(execute=True)
-    assert rows(forking.job) in (before, rows(forking.source))
-    if materialized(result):
-        assert rows(forking.job) == rows(forking.source)
 
 
 # ---- the schedule --------------------------------------------------------------------------------

@@ -26,12 +26,13 @@ from arroyo_dagster.orchestration import (
 from arroyo_dagster.orchestration.loading import read_state
 from arroyo_dagster.orchestration.pipelines import model
 from arroyo_dagster.state import MemoryStore, ObjectStore, StatePath, open_store
-from arroyo_dagster.state.storage.wrappers import Wrapper
 from tests.faulty_stores import Slow
 from tests.fleets import Written, protocol_job
 from tests.orchestration.conftest import Deployment
 from tests.orchestration.launching import PROJECT
 from tests.orchestration.results import keys
+from tests.shares import all_but
+from tests.stores import Wrapper
 
 KEY = "arroyo/words/main/checkpoint"
 
@@ -267,7 +268,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("location", BUILDS, indirect=True)
+@pytest.mark.parametrize("location", all_but(BUILDS, ["component"]), indirect=True)
 def test_a_run_sees_the_pipelines_of_its_code_server(
     location: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ from arroyo_dagster.orchestration.serving import WAITING
 from arroyo_dagster.state import open_store, verify_job
 from tests.documentation import blocks
 from tests.internals import lease, newest_lease
-from tests.jobs import run_word_job, state_of, word_job
+from tests.jobs import state_of, word_job
 from tests.orchestration.results import COMPACT, GC, JOB, KEY, PATHS, configured, logged
 from tests.orchestration.test_store_options import of_yaml
 
@@ -259,18 +259,6 @@ from tests.jobs import run_word_job
 run_word_job(open_store({root!r}), **JOB, max_epochs=2)
 serve()
 """
-
-
-def test_a_batch_serves_its_pipelines_elsewhere_one_after_the_other(
-    root: Path, instance: dg.DagsterInstance
-) -> None:
-    run_word_job(open_store(str(root)), **JOB, job="other", max_epochs=8)
-    runner = subprocess_runner(store_of(root))
-    there = run(root, instance, "arroyo_compaction", COMPACT, runner)
-    assert there.success, failure_of(there)
-    events = there.get_asset_materialization_events()
-    assert [one.asset_key.path[-2] for one in events if one.asset_key] == ["main", "other"]
-    assert verify_job(open_store(str(root)), PATHS).passed
 
 
 # ---- ending a run --------------------------------------------------------------------------------

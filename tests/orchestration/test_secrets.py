@@ -59,7 +59,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, retries_at_once: None) -> None:
     monkeypatch.setattr(redaction, "_KNOWN", set())
     monkeypatch.setattr(obstore_options, "patience_of", lambda options, url: QUICK)
     monkeypatch.setattr(failures, "MAX_RETRIES", 1)
-    monkeypatch.setattr(failures, "RETRY_SECONDS", 0.0)
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
 

@@ -1,4 +1,5 @@
-"""The sensor: every newly ready epoch told once, whatever dies when."""
+"""The sensor: every newly ready epoch told once, whatever dies when, and requests what has an
+automation condition below it."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from arroyo_dagster import ArroyoStateStore, find_job, list_epochs
 from arroyo_dagster.errors import InputError, StorageError
 from arroyo_dagster.orchestration import SensorOptions
 from arroyo_dagster.orchestration.sensor import decode_cursor, decode_poll, encode_cursor
@@ -298,3 +300,32 @@ def test_rates_of_sources_are_shown_where_they_are_asked_for(deployed: Any) -> N
     rows = [row.data for row in event.metadata["sources"].records]
     assert [row["operator"] for row in rows] == ["lines"]
     assert rows[0]["position"] == "24"
+
+
+ORDERS, PAYMENTS = protocol_job("orders"), protocol_job("payments")
+REPORT = dg.AssetKey(["report"])
+
+
+@dg.asset(
+    deps=[dg.AssetKey(["arroyo", "payments", "main", "checkpoint"])],
+    automation_condition=dg.AutomationCondition.eager(),
+)
+def report(arroyo_store: ArroyoStateStore) -> dg.MaterializeResult[Any]:
+    epochs = list_epochs(arroyo_store.reading(), find_job(arroyo_store.reading(), PAYMENTS.root))
+    return dg.MaterializeResult(metadata={"epochs": len(epochs)})
+
+
+def test_a_new_epoch_requests_what_hangs_below_its_pipeline(deployed: Any) -> None:
+    first, second = Written(deployed.store, ORDERS), Written(deployed.store, PAYMENTS)
+    first.epochs(1)
+    second.epochs(1)
+    deployed.tick()
+    defs = dg.Definitions.merge(deployed.defs, dg.Definitions(assets=[report]))
+    result = dg.evaluate_automation_conditions(defs, deployed.instance)
+    second.epochs(1)
+    deployed.tick()
+    result = dg.evaluate_automation_conditions(defs, deployed.instance, cursor=result.cursor)
+    requested = {one.key for one in result.results if one.true_subset.size}
+    assert requested == {REPORT}
+    result = dg.evaluate_automation_conditions(defs, deployed.instance, cursor=result.cursor)
+    assert not {one.key for one in result.results if one.true_subset.size}

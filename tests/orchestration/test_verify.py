@@ -1,24 +1,34 @@
-"""The checks of pipelines: red where it broke, at once, once a day, and never only for a moment."""
+"""The checks of pipelines: red where it broke, at once, once a day, and never only for a moment.
+A verdict stays when the sensor reports something newer. The requests are those of the page."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from arroyo_dagster.engine.in_process import run_pipeline
 from arroyo_dagster.errors import StorageError
-from arroyo_dagster.orchestration import VerifyOptions
+from arroyo_dagster.orchestration import PipelineList, VerifyOptions
+from arroyo_dagster.orchestration.pipelines.model import ListedPipeline
 from arroyo_dagster.orchestration.verify.definitions import verify_cron
 from arroyo_dagster.orchestration.verify.verdict import reported_epochs
 from arroyo_dagster.state import Epoch, ParquetBackend
 from arroyo_dagster.state.operations.catalog.health import JobReadings, read_figures
-from arroyo_dagster.state.storage.wrappers import Wrapper
+from arroyo_dagster.state.planning.polling import Requests
+from arroyo_dagster.state.storage import open_store
+from tests.documentation import PROJECT
 from tests.fleets import Written, protocol_job
 from tests.jobs import run_word_job
 from tests.orchestration.conftest import Deployment
-from tests.orchestration.results import JOB, KEY, PATHS, failure
+from tests.orchestration.launching import InProcess, in_process
+from tests.orchestration.results import JOB, KEY, PATHS, configured, failure
+from tests.stores import Counting, Wrapper
+from tests.word_services import random_words, words_services
 
 VERIFY, SCHEDULE = "arroyo_verify", "arroyo_verify_schedule"
 
@@ -69,20 +79,6 @@ def test_a_broken_pipeline_alarms_again_after_a_day(at_rest: Deployment) -> None
     break_newest(at_rest)
     at_rest.build(verify=VerifyOptions(audit_after=0.0))
     assert [at_rest.launch_due(SCHEDULE).success for _ in range(2)] == [False, False]
-
-
-def test_a_red_check_stays_when_the_sensor_reports_newer_epochs(at_rest: Deployment) -> None:
-    """Dagster hides results that are older than their asset, unless both are of one run."""
-    at_rest.tick()
-    break_newest(at_rest)
-    assert not at_rest.launch_due(SCHEDULE).success
-    key = dg.AssetKey(["arroyo", "words", "main", "checkpoint"])
-    at_rest.instance.report_runless_asset_event(dg.AssetMaterialization(key))
-    storage = at_rest.instance.event_log_storage
-    check = dg.AssetCheckKey(key, "restorable")
-    (record,) = storage.get_latest_asset_check_execution_by_key([check]).values()
-    (newest,) = at_rest.instance.fetch_materializations(key, limit=1).records
-    assert record.run_id == newest.run_id == ""
 
 
 def test_one_healthy_pipeline_does_not_hide_a_sick_one_nor_the_sick_one_the_others(
@@ -176,3 +172,149 @@ def test_figures_of_epochs_that_are_gone_are_those_that_the_sensor_reported(
         stored, new_files=None, new_size_bytes=None
     )
     assert figures.tables
+
+
+DEFINITIONS = """
+import dagster as dg
+from arroyo_dagster import ArroyoOptions, SensorOptions, VerifyOptions, build_arroyo_definitions
+from tests.word_services import words_dataflow
+
+ours = build_arroyo_definitions(
+    {url!r},
+    running=True,
+    options=ArroyoOptions(
+        sensor=SensorOptions(interval_seconds=1),
+        verify=VerifyOptions(audit_after=1e12),  # level 1: what the files hold is made up
+        dataflows=[words_dataflow()],
+    ),
+)
+defs = dg.Definitions.merge(ours, dg.Definitions(executor=dg.in_process_executor))
+"""
+COUNTS = ["sdf", "tests", "words", "state", "count", "counts"]
+ORDERS = ["arroyo", "orders", "main", "checkpoint"]
+SDF_CHECKS = ("keys_unique", "not_stale", "restorable", "ttl_effective")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[InProcess]:
+    store = open_store(str(tmp_path / "checkpoints"))
+    Written(store, protocol_job("orders")).epochs(1)
+    _count(tmp_path, 60)
+    text = DEFINITIONS.format(url=str(tmp_path / "checkpoints"))
+    with in_process(tmp_path, text) as found:
+        found.tick()
+        yield found
+
+
+def _count(folder: Path, rows: int) -> None:
+    store = open_store(str(folder / "checkpoints"))
+    (count, *_) = words_services(store, random_words(rows, 1), per_epoch=60)
+    run_pipeline(count, store)
+
+
+def test_verdicts_on_states_stay_with_newer_epochs_of_their_owner(server: InProcess) -> None:
+    green = dict.fromkeys(SDF_CHECKS, ("SUCCEEDED", "WARN"))
+    server.launch("sdf_tests_words", {})
+    reported, shown = server.checks(COUNTS)
+    assert shown == green
+    _count(server.folder, 180)
+    server.tick()
+    newer, still = server.checks(COUNTS)
+    assert newer > reported
+    assert still == green
+
+
+def test_verdicts_on_a_state_that_their_run_materialized_stay(server: InProcess) -> None:
+    _count(server.folder, 180)
+    run = server.launch("sdf_tests_words", {})
+    _, shown = server.checks(COUNTS)
+    assert {status for status, _ in shown.values()} == {"SUCCEEDED"}
+    made = server.instance.get_latest_materialization_event(dg.AssetKey(COUNTS))
+    assert made is not None
+    assert made.run_id == run
+    server.tick()
+    _count(server.folder, 240)
+    server.tick()
+    assert server.checks(COUNTS)[1] == shown
+
+
+def test_verdicts_of_checks_that_a_user_executed_stay(server: InProcess) -> None:
+    checks = [(ORDERS, name) for name in ("restorable", "healthy")]
+    server.launch("__ASSET_JOB", {}, checks=checks)
+    reported, shown = server.checks(ORDERS)
+    assert shown == {"restorable": ("SUCCEEDED", "ERROR"), "healthy": ("SUCCEEDED", "WARN")}
+    Written(open_store(str(server.folder / "checkpoints")), protocol_job("orders")).epochs(2)
+    server.tick()
+    newer, still = server.checks(ORDERS)
+    assert newer > reported
+    assert still == shown
+
+
+PER_PIPELINE = {
+    "verify": Requests(1, 0),
+    "fleet": Requests(3, 2),
+    "compaction": Requests(2, 2),
+    "gc": Requests(1, 0),
+}
+"""The requests of a schedule for each pipeline, as the page on sizing shows them."""
+DUE = Requests(14, 41)
+"""At most those of a run of `arroyo_verify` for each pipeline that is due, with four epochs."""
+PIPELINES = 4
+
+
+def _made(counting: Counting) -> Requests:
+    lists = counting.calls["list"] + counting.calls["list_dir"]
+    return Requests(lists, counting.calls.total() - lists)
+
+
+def _check(made: Requests, shown: Requests, row: str) -> None:
+    # Besides those of each pipeline, a run lists the root some times.
+    assert made.lists <= shown.lists * PIPELINES + 4, made
+    assert made.gets <= shown.gets * PIPELINES + 1, made
+    assert row in (PROJECT / "docs" / "operate" / "sizing.md").read_text()
+
+
+@pytest.fixture
+def jobs(deployed: Deployment) -> list[Written]:
+    """Four pipelines with three epochs, which were verified, and reported."""
+    jobs = [Written(deployed.store, protocol_job(f"p{at}")) for at in range(PIPELINES)]
+    for job in jobs:
+        job.epochs(3)
+    roots = {str(job.paths.root): job.paths.root.split("/") for job in jobs}
+    managed = [ListedPipeline(root, tuple(key), managed=True) for root, key in roots.items()]
+    listed = PipelineList(
+        deployed.store.url, tuple(managed), {one.root: one.key for one in managed}
+    )
+    # At level 1: what the files hold is made up.
+    deployed.build(pipelines=listed, verify=VerifyOptions(audit_after=1e12))
+    deployed.tick()
+    assert deployed.run("arroyo_verify").success
+    return jobs
+
+
+@pytest.mark.usefixtures("jobs")
+@pytest.mark.parametrize("name", PER_PIPELINE)
+def test_a_schedule_makes_the_requests_that_the_page_shows(deployed: Deployment, name: str) -> None:
+    counting = deployed.wrap(Counting)
+    schedule = f"arroyo_{name}_schedule"
+    if name == "fleet":
+        deployed.run("arroyo_fleet")
+    else:
+        deployed.due(schedule)
+    shown = PER_PIPELINE[name]
+    made = _made(counting)
+    assert (made.lists // PIPELINES, made.gets // PIPELINES) == (shown.lists, shown.gets)
+    _check(made, shown, f"| `{schedule}` | {shown.lists} | {shown.gets} |")
+
+
+def test_a_run_makes_the_requests_that_the_page_shows_for_what_is_due(
+    deployed: Deployment, jobs: list[Written]
+) -> None:
+    for job in jobs:
+        job.epochs(1)
+    counting = deployed.wrap(Counting)
+    config = {"pipelines": [str(job.paths.root) for job in jobs]}
+    run = deployed.run("arroyo_verify", run_config=configured("arroyo_verify_op", **config))
+    assert run.success
+    row = "| a run of `arroyo_verify`, for a pipeline with four epochs that is due | "
+    _check(_made(counting), DUE, f"{row}{DUE.lists} | {DUE.gets} |")

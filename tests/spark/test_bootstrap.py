@@ -41,7 +41,7 @@ from arroyo_dagster.state.operations.query.operator_state import SessionRow, ses
 from tests import surgery_demo
 from tests.arroyo_jobs import stopped
 from tests.compat.arroyo import unpack
-from tests.compat.test_generational import FLIGHTS, lines_read
+from tests.compat.test_operator_state import FLIGHTS, lines_read
 from tests.evolved_jobs import Rows, in_order, loaded
 from tests.internals import EditOptions
 from tests.journeys.test_surgery import errors_of

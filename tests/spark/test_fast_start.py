@@ -1,4 +1,5 @@
-"""A local session starts with an archive of classes that fits it, or without."""
+"""A local session starts with an archive of classes that fits it, or without. What older
+versions of pyspark lack is done in other ways, with the same result."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as f
 
 from arroyo_dagster.spark import fast_start, session
+from arroyo_dagster.spark.versions import in_partitions
 
 COMPLETE = b"\xa8\xab\x0b\xf0"
 
@@ -85,3 +89,14 @@ def test_truncated_archive_does_not_keep_spark_from_starting(tmp_path: Path) -> 
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "a cache")}
     assert "SharedArchiveFile" not in _session("local[1]", env=environment, cwd=tmp_path)
     assert damaged.stat().st_size == 0
+
+
+@pytest.mark.parametrize("partitions", [1, 7, 24])
+def test_rows_are_in_the_partition_that_a_column_names(session: Any, partitions: int) -> None:
+    rows = session.range(2 * partitions).select((f.col("id") % partitions).cast("int").alias("n"))
+    old = SimpleNamespace(repartition=rows.repartition)  # before 4.1
+    for frame in (rows, old):
+        placed: Any = in_partitions(frame, partitions, "n")
+        found = placed.select("n", f.spark_partition_id().alias("partition")).collect()
+        assert len(found) == 2 * partitions
+        assert all(row.n == row.partition for row in found)

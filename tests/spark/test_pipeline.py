@@ -1,8 +1,14 @@
-"""The runtime on Spark: equal to the one in process, exactly once, and never silently skipping."""
+"""The runtime on Spark: equal to the one in process, exactly once, and never silently skipping, in
+both layouts. A subtask stays in one process, and an interrupt ends the work of the workers."""
 
 from __future__ import annotations
 
+import os
+import signal
 import tarfile
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +17,18 @@ import pytest
 
 from arroyo_dagster.engine import Collector, Operator, OperatorContext, Pipeline, TableSource
 from arroyo_dagster.engine import run_pipeline as run_in_process
-from arroyo_dagster.errors import ConflictError, InputError
+from arroyo_dagster.errors import ConflictError, InputError, StorageError
 from arroyo_dagster.spark.engine import pipeline as pipeline_on_spark
 from arroyo_dagster.spark.engine import worker
 from arroyo_dagster.spark.engine.pipeline import SparkOptions, run_pipeline
 from arroyo_dagster.spark.engine.worker import SmallEpochs
-from arroyo_dagster.state import open_store, plan_rollback, run_rollback
+from arroyo_dagster.spark.tasks import run_items
+from arroyo_dagster.state import Layout, open_store, plan_rollback, run_rollback, verify_job
 from tests.compat.arroyo import DATA
 from tests.internals import JobRun
+from tests.located import KEYS, Places, counts_of, located_pipeline
 from tests.seeds import soak_seeds
+from tests.stores import LocalDiskStore
 from tests.words import Count, newest, output_of, random_words, tables_of, words_pipeline
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -181,3 +190,110 @@ def _only(rows: pa.Table, operator: Operator) -> Pipeline:
     source = TableSource(rows, rows_per_epoch=60)
     pipeline.source("source", source, timestamp="at").key_by("word").apply("count", operator)
     return pipeline
+
+
+EPOCHS = 8
+
+
+def test_subtasks_stay_and_those_of_a_process_that_ended_move_once(
+    session: Any, tmp_path: Path
+) -> None:
+    log, store = tmp_path / "located.log", open_store(f"file://{tmp_path}/state")
+    pipeline = located_pipeline(log, epochs=EPOCHS)
+    ended = []
+
+    def end_one(checkpoint: Any) -> None:
+        if checkpoint.epoch == EPOCHS // 2:
+            ended.append(Places.read(log).processes[0][-1])
+            os.kill(ended[0], signal.SIGKILL)
+
+    run_pipeline(pipeline, store, on_epoch=end_one)
+    before, after = Places.read(log, up_to_epoch=EPOCHS // 2), Places.read(log)
+    assert max(before.moves.values()) <= 1  # of the first epoch, if it was uneven
+    assert before.starts == {subtask: 1 + moves for subtask, moves in before.moves.items()}
+    assert max(before.copies[epoch] for epoch in (3, 4)) <= 1.3 * pipeline.parallelism
+    held = {subtask: found[-1] for subtask, found in before.processes.items()}
+    for subtask, process in held.items():
+        more = after.starts[subtask] - before.starts[subtask]
+        assert more == after.moves[subtask] - before.moves[subtask]
+        assert more <= 2
+        assert process not in ended or more
+    assert counts_of(store, pipeline) == {f"key-{number}": EPOCHS for number in range(KEYS)}
+    assert verify_job(store, pipeline.paths).passed
+
+
+def test_errors_of_user_code_are_reported_with_their_text(session: Any, tmp_path: Path) -> None:
+    message = "key 7 is not mine"
+    log, store = tmp_path / "located.log", open_store(f"file://{tmp_path}/state")
+    pipeline = located_pipeline(log, epochs=3, fail=message)
+    with pytest.raises(StorageError, match=f"ValueError: {message}") as failed:
+        run_pipeline(pipeline, store)
+    assert failed.value.retryable
+    run_in_process(located_pipeline(log, epochs=3), store)
+    assert newest(store, pipeline).epoch == 3
+
+
+SLOW_SECONDS = 60.0
+
+
+class Interrupted(BaseException):
+    """What a scheduler raises in the main thread to end a run."""
+
+
+def _slow(directory: str, item: int) -> int:
+    Path(directory, str(item)).touch()
+    time.sleep(SLOW_SECONDS)
+    return item
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise Interrupted
+
+
+def test_an_interrupt_cancels_what_spark_was_asked_for(session: Any, tmp_path: Path) -> None:
+    tracker = session.sparkContext.statusTracker()
+    store = LocalDiskStore(str(tmp_path))
+
+    def interrupt_once_begun() -> None:
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, _interrupt)
+    threading.Thread(target=interrupt_once_begun, daemon=True).start()
+    try:
+        with pytest.raises(Interrupted):
+            run_items(session, partial(_slow, str(tmp_path)), [1, 2], [1, 1], store=store)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    until = time.monotonic() + SLOW_SECONDS / 4
+    while tracker.getActiveJobsIds() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not tracker.getActiveJobsIds()
+    assert session.range(3).count() == 3  # the session goes on
+
+
+def legacy(rows: object, output: Path) -> Pipeline:
+    made = words_pipeline(rows, f"file://{output}", rows_per_epoch=60, parallelism=2)  # type: ignore[arg-type]
+    made.layout = Layout.LEGACY
+    return made
+
+
+def test_a_job_in_the_legacy_layout_stops_and_goes_on_with_equal_tables(tmp_path: Path) -> None:
+    rows = random_words(240, 5)
+    stores = [open_store(f"file://{tmp_path}/{name}-state") for name in ("local", "spark")]
+    outputs = [tmp_path / f"{name}-output" for name in ("local", "spark")]
+    run_in_process(legacy(rows, outputs[0]), stores[0])
+    on_spark = legacy(rows, outputs[1])
+    first = run_pipeline(on_spark, stores[1], SparkOptions(max_epochs=2))
+    assert first.newest is not None
+    assert first.newest.worker_generation is None
+    held = JobRun.start(stores[1], on_spark)
+    with pytest.raises(ConflictError, match="the job is leased by"):
+        run_pipeline(on_spark, stores[1])
+    held.close()
+    assert run_pipeline(on_spark, stores[1]).exhausted
+    pairs = zip(stores, (legacy(rows, outputs[0]), on_spark), strict=True)
+    local, spark = (tables_of(store, newest(store, made)) for store, made in pairs)
+    assert spark == local
+    assert output_of(outputs[1]) == output_of(outputs[0])
