@@ -1,4 +1,5 @@
-"""Runs as Dagster's webserver starts them, through GraphQL.
+"""Runs as Dagster's webserver starts and terminates them: a code server in a process of its own,
+the default run launcher, and GraphQL. A run can be held at a chosen call of its store.
 
 `in_process` is the same in the process of the test, for what pages show.
 """
@@ -6,11 +7,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +23,73 @@ import graphql
 from dagster._core.remote_origin import InProcessCodeLocationOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
+from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget, PythonFileTarget
+from dagster._daemon.monitoring.run_monitoring import execute_run_monitoring_iteration
 from dagster._daemon.sensor import execute_sensor_iteration
 from dagster_graphql.schema import create_schema
 
-from tests.orchestration.terminating import PATIENCE_SECONDS
+from arroyo_dagster.orchestration import ArroyoStateStore
+from arroyo_dagster.state import ObjectStore
+from tests.orchestration import terminating
+from tests.orchestration.terminating import PATIENCE_SECONDS, Blocking, Phase, Setting
 
 PROJECT = Path(__file__).parents[2]
 LOCATION = "launched"
+ROOTS = ["words/a", "words/b", "words/c"]
+DEFINITIONS = """
+from tests.orchestration.launching import definitions
+defs = definitions({url!r})
+"""
 LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
+TERMINATE = """mutation ($run: String!) { terminateRun(runId: $run) {
+  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """An event between processes that share nothing but a disk."""
+
+    path: Path
+
+    def set(self) -> None:
+        """Let it happen."""
+        self.path.touch()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it; whether it happened."""
+        until = time.monotonic() + seconds
+        while not self.path.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.path.exists()
+
+
+class PhasedStore(ArroyoStateStore):
+    """The resource of the code server: its store blocks where a file beside the root says so."""
+
+    def writable(self) -> ObjectStore:
+        """The store, which blocks at a phase."""
+        folder = Path(self.checkpoint_url).parent
+        if not (folder / "phase.json").exists():
+            return super().writable()
+        if "blocking" not in self._stores:
+            phase = Phase(**json.loads((folder / "phase.json").read_text()))
+            store = Blocking(super().writable())
+            store.setting = Setting("", phase, *_events(folder))
+            store.left = phase.number
+            self._stores["blocking"] = store
+        found: ObjectStore = self._stores["blocking"]
+        return found
+
+
+def _events(folder: Path) -> tuple[FileEvent, FileEvent]:
+    return FileEvent(folder / "there"), FileEvent(folder / "release")
+
+
+def definitions(url: str) -> dg.Definitions:
+    """The definitions of the code server."""
+    return terminating.definitions(PhasedStore(checkpoint_url=url), *ROOTS)
 
 
 class Webserver:
@@ -68,6 +128,7 @@ class Webserver:
         config: Any,
         *,
         checks: Sequence[tuple[Sequence[str], str]] = (),
+        **tags: str,
     ) -> str:
         """Launch a run; its id.
 
@@ -84,10 +145,46 @@ class Webserver:
             selector["assetCheckSelection"] = [
                 {"assetKey": {"path": [*path]}, "name": name} for path, name in checks
             ]
-        params = {"selector": selector, "runConfigData": config}
+        params = {
+            "selector": selector,
+            "runConfigData": config,
+            "executionMetadata": {
+                "tags": [{"key": f"dagster/{name}", "value": one} for name, one in tags.items()]
+            },
+        }
         found = self.ask(LAUNCH, params=params)
         assert found["__typename"] == "LaunchRunSuccess", found
         return str(found["run"]["runId"])
+
+    @contextmanager
+    def held(self, job: str, config: Any, phase: Phase, **tags: str) -> Iterator[str]:
+        """Launch a run that is held at a phase, and goes on when the block is left."""
+        there, release = _events(self.folder)
+        for event in (there, release):
+            event.path.unlink(missing_ok=True)
+        (self.folder / "phase.json").write_text(json.dumps(dataclasses.asdict(phase)))
+        run = self.launch(job, config, **tags)
+        try:
+            assert there.wait(PATIENCE_SECONDS), f"{phase} never came"
+            yield run
+        finally:
+            (self.folder / "phase.json").unlink()
+            release.set()
+
+    def here(self, job: str, config: Any) -> dg.ExecuteInProcessResult:
+        """Run a job in this process."""
+        found = definitions(str(self.folder / "checkpoints")).resolve_job_def(job)
+        return found.execute_in_process(run_config=config, instance=self.instance)
+
+    def terminate(self, run: str) -> None:
+        """Terminate a run, as its page does."""
+        found = self.ask(TERMINATE, run=run)
+        assert found["__typename"] == "TerminateRunSuccess", found
+
+    def monitor(self) -> None:
+        """Look at all runs once, as the daemon does."""
+        logger = logging.getLogger("monitoring")
+        assert not any(execute_run_monitoring_iteration(self._process, logger))
 
     def ended(self, run: str) -> dg.DagsterRun:
         """The run, once it has ended, and its process with it."""
@@ -108,6 +205,24 @@ class Webserver:
             if process is not None and Path(f"/proc/{process.value}").exists():
                 return True
         return False
+
+
+@contextmanager
+def webserver(folder: Path, settings: Mapping[str, Any]) -> Iterator[Webserver]:
+    """An instance with a code server over the jobs in `folder`.
+
+    Args:
+        settings: of the instance, as in dagster.yaml.
+    """
+    file = folder / "launched.py"
+    file.write_text(DEFINITIONS.format(url=str(folder / "checkpoints")))
+    target = PythonFileTarget(str(file), "defs", str(PROJECT), LOCATION)
+    queue = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
+    with (
+        dg.instance_for_test(overrides={"run_coordinator": queue, **settings}) as instance,
+        WorkspaceProcessContext(instance, target) as process,
+    ):
+        yield Webserver(instance, process, folder)
 
 
 # ---- in the process of the test ------------------------------------------------------------------
