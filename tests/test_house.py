@@ -30,7 +30,7 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_042,
     "cli": 9_819,
-    "dataflow": 20_516,
+    "dataflow": 20_578,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
