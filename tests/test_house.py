@@ -30,7 +30,7 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_041,
     "cli": 9_806,
-    "dataflow": 20_516,
+    "dataflow": 20_578,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,
@@ -47,7 +47,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 89_582
+MOST_LINES_OF_TESTS = 89_566
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

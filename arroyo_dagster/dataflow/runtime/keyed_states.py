@@ -6,7 +6,8 @@ Source: sdf-states.md 1.5, 1.7, 3.1, 3.2, 3.5; errors E41 to E43, E50.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from arroyo_dagster.dataflow.storage.engine_tables import (
     stored_schemas,
 )
 from arroyo_dagster.dataflow.storage.state_tables import state_config, watermark_micros
+from arroyo_dagster.dataflow.storage.values import Key
 from arroyo_dagster.engine.exchange import encode_table
 from arroyo_dagster.engine.operators import Collector, OperatorContext
 from arroyo_dagster.state.model.tables import TableConfig
@@ -50,6 +52,8 @@ from arroyo_dagster.state.model.types import I64, U32
 from arroyo_dagster.user_modules import begin_step
 
 _MAX_WAITING_BYTES = 1 << 27
+_Keyed = tuple[int, str, Key, Any, Any]
+"""Of a record: its index, the text of its key and the key, the key and value for update-state."""
 
 
 def closed_schema(owners: Sequence[str]) -> pa.Schema:
@@ -224,44 +228,59 @@ class StatesOperator(ServiceOperator):
         Each record goes through all steps before the next one does: a transform sees what
         update-state has written for the records before.
         """
-        place, steps, update = self._place, self._steps, self._update
+        update = self._update
         batch, key_types = records.origin.batch, self.plan.key_types
         texts: list[str] = column(batch, KEY).to_pylist()
         natives = state_keys(batch, texts, key_types[0] if key_types else None)
-        windows = windows_in(batch) if self._windowed else None
-        takes_key = update is not None and update.takes_key
-        body: Any = None if update is None else update.body
-        counts: dict[str, int] = dict.fromkeys((step.name for step in steps), 0)
-        folded: list[tuple[int, Any, Any]] = []
-        updated = 0
-        for index, (text, native, value) in enumerate(zip(texts, natives, records, strict=True)):
-            place.text = text
-            place.key = native
-            if windows is not None:
-                self._enter(windows[index])
-            pairs: Sequence[tuple[Any, Any]] = ((native, value),)
-            for step in steps:
-                pairs = self._stepped(step, pairs, records.place, index, counts)
-            if update is None:
-                folded += [(index, *pair) for pair in pairs]
-                continue
-            for key, item in pairs:
-                place.serial += 1
-                try:
-                    result = body(key, item) if takes_key else body(item)
-                    if result is not None:
-                        raise _not_none(update, result)
-                    updated += 1
-                except Exception as error:
-                    self._failed(update.plan.name, error, item, records.place(index))
-        for name, count in counts.items():
-            self.metrics.count(name, succeeded=count)
+        parts: Iterable[_Keyed]
+        if self._windowed or self._steps:
+            parts = self._stepped_records(records, texts, natives)
+        else:
+            parts = zip(itertools.count(), texts, natives, natives, records, strict=False)
         if update is not None:
+            updated = self._update_each(update, parts, records)
             self.metrics.count(update.plan.name, succeeded=updated)
-        elif folded and not self._windowed:
+            return
+        folded = [(index, key, value) for index, _, _, key, value in parts]
+        if folded and not self._windowed:
             indexes, keys, values = map(list, zip(*folded, strict=True))
             new = Records(records.origin, values, indexes, keys)
             collector.collect(self._travel.rows(new, shared=True))
+
+    def _update_each(self, update: Function, parts: Iterable[_Keyed], records: Records) -> int:
+        """Call update-state with each record; return how often it succeeded."""
+        place, body, takes_key, updated = self._place, update.body, update.takes_key, 0
+        for index, text, native, key, value in parts:
+            place.text = text
+            place.key = native
+            place.serial += 1
+            try:
+                result = body(key, value) if takes_key else body(value)
+                if result is not None:
+                    raise _not_none(update, result)
+                updated += 1
+            except Exception as error:
+                self._failed(update.plan.name, error, value, records.place(index))
+        return updated
+
+    def _stepped_records(
+        self, records: Records, texts: Sequence[str], natives: Sequence[Key]
+    ) -> Iterator[_Keyed]:
+        """Yield what the transforms make of each record, in its window."""
+        place = self._place
+        windows = windows_in(records.origin.batch) if self._windowed else None
+        counts = dict.fromkeys((step.name for step in self._steps), 0)
+        for index, (text, native, value) in enumerate(zip(texts, natives, records, strict=True)):
+            place.text, place.key = text, native
+            if windows is not None:
+                self._enter(windows[index])
+            pairs: Sequence[tuple[Any, Any]] = ((native, value),)
+            for step in self._steps:
+                pairs = self._stepped(step, pairs, records.place, index, counts)
+            for key, item in pairs:
+                yield index, text, native, key, item
+        for name, count in counts.items():
+            self.metrics.count(name, succeeded=count)
 
     def _enter(self, window: Window) -> None:
         if self._place.window != window:

@@ -5,7 +5,6 @@ Source: sdf-states.md 3.1, 6.1.
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -57,18 +56,20 @@ class DeliverOperator(ServiceOperator):
             value, place = records.values[index], records.place(index)
             self.failures.note(name, error, value, place, topic=True, partial=self._partial)
 
-        keys = repeat(None) if records.keys is None else records.keys
-        results, failed = call_each(self._written, [keys, records.values], fail)
+        if records.keys is None:
+            results, failed = call_each(self._write, [records.values], fail)
+        else:
+            results, failed = call_each(self._written, [records.keys, records.values], fail)
         self.metrics.count(name, succeeded=len(records) - failed)
-        rows = [
-            (at, *pair) for at, pair in zip(records.at, results, strict=True) if pair is not FAILED
-        ]
+        rows = [result for result in results if result is not FAILED]
         if rows:
-            indexes, written_keys, values = zip(*rows, strict=True)
+            keyed = records.keys is not None
+            pairs = zip(records.at, results, strict=True)
+            indexes = pa.array([at for at, result in pairs if result is not FAILED], pa.int64())
             columns = [
-                pa.array(written_keys, pa.binary()),
-                pa.array(values, pa.binary()),
-                column(batch, "timestamp").take(pa.array(indexes, pa.int64())),
+                pa.array([row[0] if keyed else None for row in rows], pa.binary()),
+                pa.array([row[1] for row in rows] if keyed else rows, pa.binary()),
+                column(batch, "timestamp").take(indexes),
             ]
             collector.collect(pa.RecordBatch.from_arrays(columns, schema=SINK_SCHEMA))
 

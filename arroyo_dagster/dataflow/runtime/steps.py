@@ -129,12 +129,17 @@ def call_each(
     """
     results: list[Any] = []
     append = results.append
-    rest = zip(*columns, strict=False)
+    one, *more = columns
+    rest = zip(*columns, strict=False) if more else iter(one)
     failed = 0
     while True:
         try:
-            for arguments in rest:
-                append(call(*arguments))
+            if more:
+                for arguments in rest:
+                    append(call(*arguments))
+            else:
+                for argument in rest:
+                    append(call(argument))
             return results, failed
         except Exception as error:
             fail(len(results), error)
@@ -228,6 +233,11 @@ class Transform(Step):
         return new
 
     def _run_each(self, records: Records) -> tuple[Records, int]:
+        function = self.function
+        if function.plan.operator in ("map", "filter") and not (
+            function.takes_key or function.gives_pair
+        ):
+            return self._run_plain(records)
         results, failed = self.each(self.one, records, keyed=True)
         kept: list[int] = []
         keys: list[Any] = []
@@ -239,6 +249,25 @@ class Transform(Step):
                 values.append(value)
         has_keys = any(key is not None for key in keys)
         return records.taken(kept, values, keys if has_keys else None), failed
+
+    def _run_plain(self, records: Records) -> tuple[Records, int]:
+        """Run a function from a value to a value, or to whether to keep it, without pairs."""
+        results, failed = self.each(self.function.body, records, keyed=False)
+        filters = self.function.plan.operator == "filter"
+        kept: list[int] = []
+        values: list[Any] = []
+        for index, (value, result) in enumerate(zip(records.values, results, strict=True)):
+            if result is FAILED or (filters and result is False):
+                continue
+            if (result is not True) if filters else (result is None):
+                expected = "True or False" if filters else "a record"
+                self.fail(records, index, _wrong(self.function, expected, result))
+                failed += 1
+                continue
+            kept.append(index)
+            values.append(value if filters else as_record(result))
+        keys = None if records.keys is None else [records.keys[index] for index in kept]
+        return records.taken(kept, values, keys), failed
 
     def _run_columns(self, records: Records) -> tuple[Records, int]:
         parts, failed = self.divided(records, rows_result)

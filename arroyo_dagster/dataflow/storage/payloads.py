@@ -171,15 +171,28 @@ SCALAR = "_value"
 
 def records_of(frame: pl.DataFrame) -> Iterator[Any]:
     """Yield the rows of a frame as records: objects, or scalars if `_value` is its only column."""
-    from arroyo_dagster.dataflow.runtime.record import Record, as_record
+    from arroyo_dagster.dataflow.runtime.record import as_record
 
     if frame.columns == [SCALAR]:
         return iter(frame[SCALAR].to_list())
     if not frame.width or any(kind.is_nested() or kind == pl.Object for kind in frame.dtypes):
         return map(as_record, frame.iter_rows(named=True))
-    # Iterators of C alone: this is done for every record.
-    rows = zip(*(column.to_list() for column in frame), strict=True)
-    return map(Record, map(zip, itertools.repeat(frame.columns), rows))
+    return _records_in(frame.columns, [column.to_list() for column in frame])
+
+
+def _records_in(names: Sequence[str], columns: Sequence[list[Any]]) -> Iterator[Any]:
+    """Yield a record for each row of columns without objects and lists."""
+    from arroyo_dagster.dataflow.runtime.record import Record
+
+    rows: Any = zip(*columns, strict=True)
+    match names:  # this is done for every record; with few members, a display is the fastest
+        case [a]:
+            return (Record({a: x}) for (x,) in rows)
+        case [a, b]:
+            return (Record({a: x, b: y}) for x, y in rows)
+        case [a, b, c]:
+            return (Record({a: x, b: y, c: z}) for x, y, z in rows)
+    return map(Record, map(zip, itertools.repeat(names), rows))
 
 
 def frame_of(values: Sequence[Any]) -> pl.DataFrame:

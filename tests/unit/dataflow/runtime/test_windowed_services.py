@@ -38,6 +38,13 @@ def test_whole_batches_fill_the_windows_that_records_fill_one_by_one(
     assert closed == ([[1, 1], [2]] if column == "n" else [[["a", 1], ["b", 1]], [["a", 2]]])
 
 
+def test_before_the_window_the_window_is_all_of_time() -> None:
+    flow = windowed(time="event['t'] if window()[1] - window()[0] > 1 << 40 else None")
+    flow.topics["events"].per_epoch = 1
+    flow.send("events", [event(1), event(2), event(25)])
+    assert flow.sinks["closed"].values == [[["k", 2]]]
+
+
 @pytest.mark.parametrize("form", [{}, ROWS], ids=["cells", "rows"])
 @pytest.mark.parametrize("windowed_first", [False, True])
 def test_e50_a_state_that_gets_or_loses_its_windows_is_refused(
