@@ -11,7 +11,6 @@ import functools
 import itertools
 import json
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from json.scanner import make_scanner
@@ -27,12 +26,18 @@ from arroyo_dagster.dataflow.definition.types import (
     TypeDef,
 )
 from arroyo_dagster.dataflow.errors import did_you_mean
+from arroyo_dagster.dataflow.runtime.raw_values import (
+    Convert,
+    kind_of,
+    raw_key,
+    raw_reader,
+    raw_writer,
+    scalar_converter,
+)
 from arroyo_dagster.dataflow.runtime.record import Record, as_record
-from arroyo_dagster.dataflow.storage.values import check_of, value_error
+from arroyo_dagster.dataflow.storage.values import check_of
 from arroyo_dagster.errors import InputError
 
-Convert = Callable[[Any], Any]
-"""Converts one value into another, or raises ValueError (InputError is one) with the reason."""
 ConvertAll = Callable[[Sequence[Any]], Sequence[Any]]
 """Converts many values, or raises ValueError, KeyError or TypeError: convert them one by one."""
 
@@ -69,7 +74,7 @@ class Converter:
     def reader(self) -> Convert:
         """Return a function that decodes a value from bytes. ValueError: invalid bytes."""
         if self.name == "raw":
-            return _raw_reader(self.resolved(self.type))
+            return raw_reader(self.resolved(self.type))
         if self.type is None:
             return lambda data: _parsed(data, _RECORDS)
         decode = self._decoder(self.type)
@@ -96,18 +101,18 @@ class Converter:
     def writer(self) -> Convert:
         """Return a function that encodes a value as bytes. ValueError: not of the topic's type."""
         if self.name == "raw":
-            return _raw_writer(self.resolved(self.type))
+            return raw_writer(self.resolved(self.type))
         convert = self._encoder(self.type) if self.type is not None else _plain
         return lambda value: _json_text(convert(value)).encode()
 
     def key_reader(self) -> Convert:
         """Return a function that decodes a record's raw key, as text if no type is declared."""
-        return _raw_reader(self.resolved(self.key_type) or ScalarType.STRING)
+        return raw_reader(self.resolved(self.key_type) or ScalarType.STRING)
 
     def key_writer(self) -> Convert:
         """Return a function that encodes a record's key."""
         declared = self.resolved(self.key_type)
-        return _raw_key if declared is None else _raw_writer(declared)
+        return raw_key if declared is None else raw_writer(declared)
 
     def name_in_json(self, member: Member) -> str:
         """Return the name of a member in JSON that is read."""
@@ -123,7 +128,7 @@ class Converter:
         if isinstance(declared, NamedType):
             return self._later(declared, Converter._decoder)
         if isinstance(declared, ScalarType):
-            return _scalar(declared)
+            return scalar_converter(declared)
         if isinstance(declared, CompositeType):
             return _DECODERS[declared.kind](self, declared)
         if declared is PlainType.BYTES:
@@ -156,7 +161,7 @@ class Converter:
 
         def convert(value: Any) -> Record:
             if not isinstance(value, dict):
-                raise ValueError(f"expected an object, found {_kind(value)}")
+                raise ValueError(f"expected an object, found {kind_of(value)}")
             values: dict[str, Any] = {}
             for name, written, decode, optional in members:
                 item = value.get(written)
@@ -177,7 +182,7 @@ class Converter:
 
         def convert(value: Any) -> list[Any]:
             if not isinstance(value, list):
-                raise ValueError(f"expected a list, found {_kind(value)}")
+                raise ValueError(f"expected a list, found {kind_of(value)}")
             return [_inside(str(index), decode, item) for index, item in enumerate(value)]
 
         return convert
@@ -228,7 +233,7 @@ class Converter:
         if isinstance(declared, NamedType):
             return self._later(declared, Converter._encoder)
         if isinstance(declared, ScalarType):
-            return _scalar(declared)
+            return scalar_converter(declared)
         if isinstance(declared, CompositeType):
             return _ENCODERS[declared.kind](self, declared)
         if declared is PlainType.BYTES:
@@ -250,7 +255,7 @@ class Converter:
 
         def convert(value: Any) -> dict[str, Any]:
             if not isinstance(value, Mapping):
-                raise ValueError(f"expected an object (a dict), found {_kind(value)}")
+                raise ValueError(f"expected an object (a dict), found {kind_of(value)}")
             value = {**value}  # a record has no methods
             if unknown := [str(name) for name in value if name not in names]:
                 hint = did_you_mean(unknown[0], names)
@@ -272,7 +277,7 @@ class Converter:
 
         def convert(value: Any) -> list[Any]:
             if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-                raise ValueError(f"expected a list, found {_kind(value)}")
+                raise ValueError(f"expected a list, found {kind_of(value)}")
             return [_inside(str(index), encode, item) for index, item in enumerate(value)]
 
         return convert
@@ -286,7 +291,7 @@ class Converter:
 
         def convert(value: Any) -> dict[str, Any]:
             if not isinstance(value, tuple | list) or len(value) != 2:
-                raise ValueError(f"expected a pair of key and value, found {_kind(value)}")
+                raise ValueError(f"expected a pair of key and value, found {kind_of(value)}")
             pair = zip(("key", "value"), value, strict=True)
             return {name: _inside(name, members[name], part) for name, part in pair}
 
@@ -473,18 +478,6 @@ def json_bytes(value: Any) -> bytes:
     return _json_text(_plain(value)).encode()
 
 
-def _scalar(scalar: ScalarType) -> Convert:
-    check = check_of(scalar)
-
-    def convert(value: Any) -> Any:
-        try:
-            return check(value)
-        except ValueError:
-            raise ValueError(value_error(scalar, value).message) from None
-
-    return convert
-
-
 def _plain(value: Any) -> Any:
     """Return a value of an undeclared type in JSON's types."""
     if value is None or isinstance(value, bool | int | str):
@@ -535,91 +528,10 @@ def _bytes_of_list(value: Any) -> bytes:
 
 def _list_of_bytes(value: Any) -> list[int]:
     if not isinstance(value, bytes | bytearray):
-        raise ValueError(f"expected bytes, found {_kind(value)}")
+        raise ValueError(f"expected bytes, found {kind_of(value)}")
     return list(value)
 
 
 def _null(value: Any) -> None:
     if value is not None:
-        raise ValueError(f"expected null, found {_kind(value)}")
-
-
-_KINDS = {dict: "an object", Record: "an object", list: "a list", str: "text", bool: "a bool"}
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else _KINDS.get(type(value), f"a {type(value).__name__}")
-
-
-# ---- raw -----------------------------------------------------------------------------------------
-
-_FORMATS = {ScalarType.F32: ">f", ScalarType.F64: ">d"}
-
-
-def _raw_reader(declared: TypeDef | None) -> Convert:
-    if declared in (None, PlainType.BYTES):
-        return lambda data: data
-    if declared is ScalarType.STRING:
-        return lambda data: data if isinstance(data, str) else data.decode()
-    if declared is ScalarType.BOOL:
-        return lambda data: bool(data[-1] & 1) if data else False
-    if not isinstance(declared, ScalarType):
-        raise InputError(
-            "the raw converter takes text, bool, numbers and bytes only",
-            next_step="use the converter `json`",
-        )
-    if declared.is_float:
-        return _number_reader(struct.Struct(_FORMATS[declared]))
-    width, signed = _width(declared)
-
-    def convert(data: bytes) -> int:
-        if len(data) != width:
-            raise ValueError(f"expected {width} bytes, found {len(data)}")
-        return int.from_bytes(data, "big", signed=signed)
-
-    return convert
-
-
-def _number_reader(form: struct.Struct) -> Convert:
-    def convert(data: bytes) -> Any:
-        if len(data) != form.size:
-            raise ValueError(f"expected {form.size} bytes, found {len(data)}")
-        return form.unpack(data)[0]
-
-    return convert
-
-
-def _width(declared: ScalarType) -> tuple[int, bool]:
-    low, high = declared.bounds or (0, 0)
-    return (high - low).bit_length() // 8, low < 0
-
-
-def _raw_writer(declared: TypeDef | None) -> Convert:
-    if declared in (None, PlainType.BYTES):
-        return _raw_key
-    if not isinstance(declared, ScalarType):
-        raise InputError(
-            "the raw converter writes text, bool, numbers and bytes only",
-            next_step="use the converter `json`",
-        )
-    check = _scalar(declared)
-    if declared is ScalarType.STRING:
-        return lambda value: check(value).encode()
-    if declared is ScalarType.BOOL:
-        return lambda value: b"\x01" if check(value) else b"\x00"
-    if declared.is_float:
-        form = struct.Struct(_FORMATS[declared])
-        return lambda value: form.pack(check(value))
-    width, signed = _width(declared)
-    return lambda value: check(value).to_bytes(width, "big", signed=signed)
-
-
-def _raw_key(value: Any) -> bytes:
-    """Encode text, bytes, an int or a bool of an undeclared type."""
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bool):
-        return b"true" if value else b"false"
-    if isinstance(value, str | int):
-        return str(value).encode()
-    raise ValueError(f"expected text, bytes, an int or a bool, found {_kind(value)}")
+        raise ValueError(f"expected null, found {kind_of(value)}")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from arroyo_dagster.dataflow.definition.definition import StateDef, ValueKind
 from arroyo_dagster.dataflow.definition.windows import GLOBAL_WINDOW, Window
 from arroyo_dagster.dataflow.errors import OperatorResultError
-from arroyo_dagster.dataflow.runtime.error_limit import StepCounts
+from arroyo_dagster.dataflow.runtime.failures import StepCounts
 from arroyo_dagster.dataflow.runtime.keyed_states import closed_schema
 from arroyo_dagster.dataflow.runtime.operators import ServiceOperator, ServicePlan
 from arroyo_dagster.dataflow.runtime.record import as_record

@@ -17,8 +17,7 @@ from arroyo_dagster.dataflow.definition.types import ScalarType
 from arroyo_dagster.dataflow.definition.windows import WindowDef
 from arroyo_dagster.dataflow.runtime.context import CONTEXT, Accessor, Invocation
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.error_limit import StepCounts
-from arroyo_dagster.dataflow.runtime.failures import Failures
+from arroyo_dagster.dataflow.runtime.failures import Failures, StepCounts
 from arroyo_dagster.dataflow.runtime.functions import Function, FunctionPlan, load
 from arroyo_dagster.dataflow.runtime.letters import letter_rows
 from arroyo_dagster.dataflow.runtime.record_batches import clock_in, epochs_in

@@ -55,7 +55,7 @@ from arroyo_dagster.dataflow.definition.definition import (
 from arroyo_dagster.dataflow.definition.types import scope_of
 from arroyo_dagster.dataflow.errors import OperatorError, StateSchemaError, Unsupported
 from arroyo_dagster.dataflow.runtime.converters import Converter
-from arroyo_dagster.dataflow.runtime.error_limit import ErrorLimit
+from arroyo_dagster.dataflow.runtime.failures import ErrorLimit
 from arroyo_dagster.dataflow.runtime.flush_operator import FlushOperator
 from arroyo_dagster.dataflow.runtime.functions import FunctionPlan, Library, load
 from arroyo_dagster.dataflow.runtime.keyed_states import StatesOperator

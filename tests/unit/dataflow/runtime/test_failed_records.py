@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from arroyo_dagster.dataflow.runtime.error_limit import TooManyErrors
+from arroyo_dagster.dataflow.runtime.failures import TooManyErrors
 from arroyo_dagster.dataflow.views.step_log import read_step_log
 from arroyo_dagster.state import MemoryStore
 from tests.dataflows import Flow, KeepSink, KilledAt, Sent, Topic, builder, definition, row_of
