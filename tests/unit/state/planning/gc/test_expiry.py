@@ -22,7 +22,12 @@ from arroyo_dagster.state import (
 )
 from arroyo_dagster.state.model.garbage import EpochRoot
 from arroyo_dagster.state.planning.gc.epoch_roots import unreadable_objects
-from arroyo_dagster.state.planning.gc.expiry import in_safe_groups, plan_expiry, plan_own_expiry
+from arroyo_dagster.state.planning.gc.expiry import (
+    in_safe_groups,
+    plan_expiry,
+    plan_own_expiry,
+    why_epochs_stay,
+)
 from arroyo_dagster.state.planning.gc.reachability import metadata_of, records_of
 from tests.formats import (
     SKEW_MICROS,
@@ -222,6 +227,27 @@ def test_pinned_epochs_stay_and_the_metadata_of_their_parents() -> None:
     # The parent of a pinned one that is still young, too: it grows old, and then it is too late.
     young = job(9, pins=(8,))
     assert 7 not in planned(young, keep=2).epochs
+
+
+def test_why_epochs_stay_is_said_with_the_first_reason_of_each() -> None:
+    def why(roots: Roots, keep: int | None = None, micros: int | None = None) -> str:
+        retention = Retention(keep_epochs=keep, keep_micros=micros)
+        return why_epochs_stay(roots, retention, now_micros=NOW)
+
+    roots = job(9, pins=(9, 3))
+    timeless = replace(roots.epochs[7], written_at_micros=None)
+    roots = replace(roots, epochs=(*roots.epochs[:7], timeless, roots.epochs[8]))
+    assert why(roots, keep=2, micros=3 * HOUR) == (
+        "9 epochs, all needed: 2 newest kept, 2 younger than asked, "
+        "3 needed to restore a newer one, 1 pinned, 1 of unknown age"
+    )
+    assert why(roots, keep=2) == (
+        "9 epochs, all needed: 2 newest kept, 6 needed to restore a newer one, 1 pinned"
+    )
+    assert why(job(12, LEGACY), micros=0) == (
+        "12 epochs, all needed: 1 newest kept, 10 of the ten before the newest, "
+        "which Arroyo's cleanup reads, 1 needed to restore a newer one"
+    )
 
 
 def test_a_running_job_of_arroyo_s_is_refused() -> None:

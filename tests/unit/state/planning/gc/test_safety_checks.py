@@ -4,12 +4,13 @@ epoch a start may choose, whose clock counts, and how it is known that a job is 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from arroyo_dagster.errors import ConflictError, ProtocolError
+from arroyo_dagster.errors import ConflictError, InputError, ProtocolError
 from arroyo_dagster.state import CheckpointState, Epoch, JobId, JobPaths
 from arroyo_dagster.state.model.job_facts import JobAnswer, merge_answers
 from arroyo_dagster.state.planning.gc.safety_checks import (
@@ -17,10 +18,13 @@ from arroyo_dagster.state.planning.gc.safety_checks import (
     check_clock,
     check_still,
     check_store_clock,
+    checked_grace,
+    checked_purge_age,
     newest_restorable,
     why_dead,
 )
 from tests.formats import (
+    GRACE_FLOOR_MICROS,
     SKEW_MICROS,
     Absence,
     CheckpointFacts,
@@ -362,3 +366,11 @@ def test_less_than_a_no_proves_nothing_and_names_a_source(absence: Absence) -> N
     assert "the API or database" in steps[1]
     assert "--arroyo-db" not in steps[1]
     assert all("nothing was deleted" in one for one in steps)
+
+
+@pytest.mark.parametrize("checked", [checked_grace, checked_purge_age])
+def test_ages_are_an_hour_or_more(checked: Callable[[int], int]) -> None:
+    assert checked(GRACE_FLOOR_MICROS) == GRACE_FLOOR_MICROS
+    for micros in (0, GRACE_FLOOR_MICROS - 1):
+        with pytest.raises(InputError, match="below an hour"):
+            checked(micros)

@@ -327,6 +327,14 @@ def test_owner_of_an_epoch_that_is_not_canonical_itself_stops_the_start(world: W
     assert found == CannotStart("the canonical checkpoint is unclaimed itself", won)
 
 
+def test_a_checkpoint_whose_parent_is_not_ready_stops_the_start(world: World) -> None:
+    parent = world.manifest(1, 1, needs_commit=True)
+    world.claim(parent)
+    ref = world.ready(1, 2, parent)
+    world.generation(1, latest=ref)
+    assert world.start(2) == CannotStart("the parent of the checkpoint is not ready", ref)
+
+
 def test_newest_unclaimed_checkpoint_is_claimed_as_by_its_writer(world: World) -> None:
     first = world.ready(1, 1)
     ref = world.manifest(1, 2, parent=first)
