@@ -30,7 +30,7 @@ MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_041,
     "cli": 9_806,
-    "dataflow": 20_592,
+    "dataflow": 20_628,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,

@@ -16,7 +16,6 @@ from arroyo_dagster.dataflow.definition.definition import (
     Package,
     ServiceDef,
     StateDef,
-    StateForm,
 )
 from arroyo_dagster.dataflow.definition.grammar import PACKAGE_ID
 from arroyo_dagster.dataflow.definition.names import engine_table_error
@@ -191,44 +190,3 @@ def inject_states(service: ServiceDef, imported: Imported, node: Node) -> Servic
             message = f"a function of package `{brought.package}` adds it: {taken}"
             node.report("E21", message)
     return replace(service, states=states)
-
-
-def check_one_owner(
-    services: Mapping[str, ServiceDef],
-    nodes: Mapping[str, Node],
-    declared: Mapping[str, Mapping[str, Node]],
-) -> None:
-    """Report states whose table another service owns (E22).
-
-    Args:
-        services: with the states that imported functions add to them.
-        nodes: the nodes of the services.
-        declared: the nodes of the states that services declare, by service and name.
-    """
-    owned = [
-        state
-        for service in services.values()
-        for state in service.states.values()
-        if state.form is StateForm.TYPED
-    ]
-    first: dict[str, StateDef] = {}
-    for state in sorted(owned, key=lambda state: state.package is not None):  # stable
-        owner = first.setdefault(state.table, state)
-        if owner.owner == state.owner:
-            continue
-        table = f"both are the table `{state.table}`"
-        if state.package is None:
-            message = (
-                f"state `{state.name}` is already defined by `{owner.owner}` in line "
-                f"{owner.line}: {table}; rename one, or refer "
-                f"to it with `from: {owner.owner}.{owner.name}`"
-            )
-            declared[state.owner][state.name].report("E22", message, softened=False)
-            continue
-        message = (
-            f"state `{state.name}`, which a function of package `{state.package}` adds to "
-            f"service `{state.owner}`, is already defined by `{owner.owner}`: {table}; "
-            f"declare `{state.name}: {{ from: {owner.owner}.{owner.name} }}` in "
-            f"`{state.owner}` to read that one, or use the function in one service"
-        )
-        nodes[state.owner].report("E22", message, key="states")

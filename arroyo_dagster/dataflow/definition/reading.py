@@ -8,37 +8,35 @@ Source: sdf-states.md 2.1, 2.11 and 2.12; errors E01, E02, E04, E05.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from arroyo_dagster.dataflow.definition import grammar
-from arroyo_dagster.dataflow.definition.bodies import ARITIES, inspect_body
 from arroyo_dagster.dataflow.definition.definition import (
     AsWritten,
     Dataflow,
-    FunctionDef,
     Package,
     ServiceDef,
-    StateForm,
     TopicDef,
 )
 from arroyo_dagster.dataflow.definition.diagnostics import Diagnostics, InvalidDefinition
 from arroyo_dagster.dataflow.definition.legacy import modernise
-from arroyo_dagster.dataflow.definition.packages import (
-    Imported,
-    check_one_owner,
-    inject_states,
-    states_of_imports,
-)
+from arroyo_dagster.dataflow.definition.packages import Imported, inject_states, states_of_imports
 from arroyo_dagster.dataflow.definition.reading_services import ServiceReader, kept, read_function
-from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader, States, link
+from arroyo_dagster.dataflow.definition.reading_states import Block, StateReader, States
 from arroyo_dagster.dataflow.definition.reading_types import read_declared, read_type
+from arroyo_dagster.dataflow.definition.rules import (
+    check_function,
+    check_one_owner,
+    check_path_name,
+    check_service,
+    link_states,
+    unresolved_names,
+)
 from arroyo_dagster.dataflow.definition.shapes import check, text_of
-from arroyo_dagster.dataflow.definition.types import NamedType, Scope, TypeDef, names_in, same_name
+from arroyo_dagster.dataflow.definition.types import Scope, TypeDef, same_name
 from arroyo_dagster.dataflow.definition.yaml_tree import Node, read_tree
-from arroyo_dagster.errors import InputError
-from arroyo_dagster.state.model.ids import checked_name
 
 
 def parse_document(
@@ -145,7 +143,7 @@ class DefinitionReader:
                 imported.read(node, self._packages)
         scope = Scope.of(types, imported.types)
         for name, declared in types.items():
-            for problem in _unresolved(declared, scope):
+            for problem in unresolved_names(declared, scope):
                 assert section is not None
                 section.members[name].report("E23", f"type `{name}`: {problem}")
         meta = self._root.get("meta")
@@ -171,7 +169,7 @@ class DefinitionReader:
         )
         for block in blocks:
             reader.read(block, states)
-        link(states)
+        link_states(states)
 
     # ---- a dataflow ------------------------------------------------------------------------------
 
@@ -191,7 +189,7 @@ class DefinitionReader:
             for name, service in services.items():
                 declared = replace(service, states=states.whole.get(name, {}))
                 services[name] = inject_states(declared, imported, nodes[name])
-                _check_service(services[name], nodes[name], topics, schedules, scope, imported)
+                check_service(services[name], nodes[name], topics, schedules, scope, imported)
             check_one_owner(services, nodes, states.named)
         return Dataflow(**head, services=services, topics=topics)
 
@@ -211,7 +209,7 @@ class DefinitionReader:
         with self._diagnostics.softened(self._lenient):
             functions = {name: read_function(name, node) for name, node in nodes.items()}
             for name, function in functions.items():
-                _check_function(function, known, nodes[name])
+                check_function(function, known, nodes[name])
         return Package(**head, states=states.whole.get(owner, {}), functions=functions)
 
 
@@ -222,7 +220,7 @@ def _topic(name: str, node: Node, scope: Scope) -> TopicDef:
         part = None if schema is None else schema.get(key)
         if part is not None:
             types[key] = read_type(part)
-            for problem in _unresolved(types[key], scope):
+            for problem in unresolved_names(types[key], scope):
                 part.report("E23", f"{key} of topic `{name}`: {problem}", key="type")
     return TopicDef(name=name, **types, settings=AsWritten.of(node.plain()))
 
@@ -233,119 +231,3 @@ def _blocks(services: Mapping[str, ServiceDef], nodes: Mapping[str, Node]) -> It
         window = None if service.windowed is None else service.windowed.window
         if block is not None:
             yield Block(owner=name, kind="service", node=block, window=window)
-
-
-# ---- checks between the parts of a definition ----------------------------------------------------
-# Source: sdf-states.md 2.4, 5.2; errors E23, E30, E33, E38 to E40.
-
-
-def _unresolved(declared: TypeDef | None, scope: Scope) -> Iterator[str]:
-    """Yield the reason for each name in a type that refers to no type."""
-    for name in sorted(names_in(declared)) if declared is not None else ():
-        problem = scope.resolve(NamedType(name)).problem
-        if problem is not None:
-            yield problem
-
-
-def check_path_name(name: str, node: Node, *, key: str | None = None) -> None:
-    """Report a name that cannot be part of a path: it names a directory or a table of the state."""
-    try:
-        checked_name(name, "path")
-    except InputError as error:
-        reason = error.message.partition(": ")[2]
-        node.report("E04", f"`{name!r:.80}` is no name of a path: {reason}", key=key)
-
-
-def _check_service(
-    service: ServiceDef,
-    node: Node,
-    topics: Mapping[str, TopicDef],
-    schedules: Collection[str],
-    scope: Scope,
-    imported: Imported,
-) -> None:
-    """Report the errors of one service as a whole."""
-    for key, ends in (("sources", service.sources), ("sinks", service.sinks)):
-        for end, place in zip(ends, node.listed(key), strict=True):
-            known = schedules if end.kind == "schedule" else topics
-            if end.id is not None and end.id not in known:
-                message = (
-                    f"service `{service.name}`: {end.kind} `{end.id}` is not defined in the "
-                    f"dataflow; it has {', '.join(sorted(known)) or 'none'}"
-                )
-                place.report("E39", message, key="id")
-        # An endpoint's own steps may convert its topic's type to another.
-        ids = [end.id for end in ends if not end.transforms and end.id is not None]
-        plain = [topics[name] for name in ids if name in topics]
-        resolved = [topic.value and scope.resolve(topic.value).type for topic in plain]
-        for topic, declared in zip(plain[1:], resolved[1:], strict=True):
-            if resolved[0] is not None and declared is not None and resolved[0] != declared:
-                message = (
-                    f"service `{service.name}`: {key} `{plain[0].name}` and `{topic.name}` differ "
-                    f"in type, {_value_type(plain[0])} and {_value_type(topic)}"
-                )
-                node.report("E39", message, key=key)
-    for step in service.steps:
-        function = None if step.target is None else imported.functions.get(step.target)
-        if function is not None and function[0].operator != step.operator:
-            message = (
-                f"function `{step.target}` is of operator {function[0].operator}, expected "
-                f"{step.operator} at `{step.path}`"
-            )
-            node.report("E33", message)
-    if service.states and not service.steps:
-        owned = [state for state in service.states.values() if state.form is StateForm.TYPED]
-        names = ", ".join(sorted(state.name for state in owned or service.states.values()))
-        message = f"service `{service.name}` has no operator that can reach its states: {names}"
-        node.warn("E40", message, key="states")
-
-
-def _value_type(topic: TopicDef) -> str:
-    value = topic.settings.value.get("schema", {}).get("value", {})
-    return f"`{value.get('type')}`"
-
-
-def _check_function(function: FunctionDef, states: Collection[str], node: Node) -> None:
-    """Check a package's function: the states it lists, its inputs and output, and its body.
-
-    A function with an inline body may omit its signature, which is then that of the body.
-    """
-    name = function.name
-    for state in function.states:
-        if state not in states:
-            known = ", ".join(sorted(states)) or "none"
-            message = f"cannot resolve state `{state}`; the package has {known}"
-            node.report("E30", f"function `{name}`: {message}")
-    for number, message in _signature_errors(function):
-        node.report(number, f"function `{name}` of operator {function.operator}{message}")
-    if function.source is not None and function.operator in ARITIES:
-        body = inspect_body(function.source, function.language, function.operator)
-        for number, message in body.errors:
-            node.report(number, f"function `{name}`: {message}", key="run")
-
-
-def _signature_errors(function: FunctionDef) -> list[tuple[str, str]]:
-    problems: list[tuple[str, str]] = []
-    if any(one.is_key for one in function.inputs[1:]):
-        problems.append(("E38", ": the input of kind key must be the first"))
-    operator, output = function.operator, function.output
-    if function.source is not None and output is None:
-        return problems  # the body's own signature counts
-    if operator == "update-state" and output is not None:
-        problems.append(("E38", " has an output; expected none"))
-    if operator == "flush" and function.inputs:
-        problems.append(("E38", " has inputs; expected none"))
-    if operator not in ("update-state", "filter") and output is None:
-        problems.append(("E38", " has no output; expected one"))
-    if operator == "filter" and (output is None or _name(output.type) != "bool"):
-        found = "none" if output is None else _name(output.type)
-        problems.append(("E38", f" has the output {found}; expected bool"))
-    if operator == "filter-map" and output is not None and not output.optional:
-        problems.append(("E38", " has an output that is not optional; expected `optional: true`"))
-    if operator == "assign-timestamp" and output is not None and _name(output.type) != "i64":
-        problems.append(("E29", f" gives {_name(output.type)}; expected a signed 64-bit integer"))
-    return problems
-
-
-def _name(declared: TypeDef) -> str:
-    return str(getattr(declared, "value", None) or getattr(declared, "name", "another type"))

@@ -23,9 +23,10 @@ from arroyo_dagster.dataflow.definition.definition import (
 )
 from arroyo_dagster.dataflow.definition.durations import ACCEPTED, parse_duration_ms
 from arroyo_dagster.dataflow.definition.reading_types import read_type
+from arroyo_dagster.dataflow.definition.rules import check_slide
 from arroyo_dagster.dataflow.definition.shapes import text_of
 from arroyo_dagster.dataflow.definition.types import same_name
-from arroyo_dagster.dataflow.definition.windows import MOST_WINDOWS, WindowDef, WindowKind
+from arroyo_dagster.dataflow.definition.windows import WindowDef, WindowKind
 from arroyo_dagster.dataflow.definition.yaml_tree import Node
 
 
@@ -214,13 +215,7 @@ def _window(node: Node) -> WindowDef | None:
     grace = _time(watermark, "grace-period", zero=True)
     if duration is None or slide is None or body is None:
         return None
-    problem = None
-    if slide > duration:
-        problem = "is longer than the duration: records between two windows would be lost"
-    elif duration > slide * MOST_WINDOWS:
-        problem = f"puts a record into more than {MOST_WINDOWS} windows; lengthen it"
-    if problem is not None:
-        body.report("E37", f"slide `{text_of(body, 'slide')}` {problem}", key="slide")
+    check_slide(duration, slide, body)
     return WindowDef(
         kind=kinds[0],
         duration_ms=duration,

@@ -1,11 +1,10 @@
-"""Read `states` blocks from YAML, and resolve their references.
+"""Read `states` blocks from YAML.
 
 Source: sdf-states.md 2.3 to 2.6, 2.9 to 2.12; errors E10 to E23.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -317,71 +316,3 @@ def _named(declared: TypeDef) -> str:
     if isinstance(declared, CompositeType):
         return declared.kind
     return "keyed-state" if isinstance(declared, KeyedType) else "arrow-row"
-
-
-# ---- link the states of a dataflow ---------------------------------------------------------------
-# Source: sdf-states.md 2.10; error E16.
-
-
-def link(states: States) -> None:
-    """Copy the owner's definition into each reference; remove references without an owner."""
-    for service, of_service in states.whole.items():
-        for name, state in list(of_service.items()):
-            linked = state if state.ref is None else _linked(states, service, state, state.ref)
-            if linked is None:
-                del of_service[name]
-            else:
-                of_service[name] = linked
-
-
-def _linked(states: States, service: str, state: StateDef, ref: StateRef) -> StateDef | None:
-    owner = states.whole.get(ref.service, {}).get(ref.state)
-    if owner is None and ref.state in states.named.get(ref.service, {}):
-        return None  # it exists, and its errors were reported
-    if owner is None and ref.service != service:
-        imported_states = states.imported_states.get(ref.service, {})
-        if imported_states is None:
-            return state
-        owner = imported_states.get(ref.state)
-    if owner is None or owner.form is not StateForm.TYPED or ref.service == service:
-        message = _missing(states, service, state, ref, owner)
-        states.named[state.owner][state.name].report("E16", message)
-        return None
-    # The table has the owner's name; the local name is an alias.
-    names = dict.fromkeys((*owner.aliases, state.table, state.name))
-    names.pop(owner.table, None)
-    return replace(
-        owner,
-        name=state.name,
-        form=StateForm.REFERENCE,
-        declared=None,
-        ref=ref,
-        accessor=state.accessor,
-        aliases=tuple(names),
-        api_version=state.api_version,
-        path=state.path,
-        line=state.line,
-    )
-
-
-def _missing(
-    states: States, service: str, state: StateDef, ref: StateRef, owner: StateDef | None
-) -> str:
-    comes = f"state `{state.name}` of service `{service}` comes from `{ref}`"
-    if ref.service == service:
-        return f"{comes}: the service itself; `{ref}` is not defined in the dataflow elsewhere"
-    if owner is not None:
-        return (
-            f"{comes}: that is a {owner.form.value} itself, not defined in the dataflow by "
-            f"`{ref.service}`; name the owner"
-        )
-    known = [
-        f"{other.owner}.{other.name}"
-        for of_owner in states.whole.values()
-        for other in of_owner.values()
-        if other.form is StateForm.TYPED
-    ]
-    near = difflib.get_close_matches(str(ref), known, n=3)
-    hint = ", ".join(f"`{name}`" for name in near or sorted(known)[:10]) or "none"
-    meant = "did you mean" if near else "there are"
-    return f"{comes}: `{ref}` is not defined in the dataflow; {meant} {hint}"
