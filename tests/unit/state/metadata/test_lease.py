@@ -23,7 +23,17 @@ from arroyo_dagster.errors import (
     LeaseHeldError,
     StorageError,
 )
-from arroyo_dagster.state import JobId, JobPaths, MemoryStore, ObjectStore, PipelineId, StatePath
+from arroyo_dagster.state import (
+    Epoch,
+    GcOptions,
+    JobId,
+    JobPaths,
+    MemoryStore,
+    ObjectStore,
+    PipelineId,
+    StatePath,
+)
+from arroyo_dagster.state.codec.derived import encode
 from arroyo_dagster.state.metadata.lease import (
     Leased,
     Precondition,
@@ -31,6 +41,7 @@ from arroyo_dagster.state.metadata.lease import (
     newest_token,
     successor_of,
 )
+from arroyo_dagster.state.model.checkpoints import CommitNote
 from arroyo_dagster.state.model.clock import own_clock, wall_clock
 from arroyo_dagster.state.model.leases import EXPIRED_SECONDS
 from tests.faulty_stores import Crash, FaultInjecting
@@ -165,13 +176,26 @@ def test_of_many_at_once_one_gets_it() -> None:
 def test_it_is_renewed_while_its_holder_lives(timeless: bool) -> None:
     store = Timeless(MemoryStore()) if timeless else MemoryStore()
     once = FaultInjecting(store, fail_at=4, error=StorageError("down"))  # at the first renewal
-    with take(once, "one", seconds=0.3) as held:
+    with take(once, "one", seconds=1) as held:
         threads = {one.daemon for one in threading.enumerate() if one.name == "arroyo-lease"}
         assert threads == {True}, "it would keep a process that ends without a release"
-        time.sleep(0.8)
+        time.sleep(2.5)
         with pytest.raises(ConflictError), lease(store, PATHS, "two"):
             pass
         held.put(SOMETHING, b"1")
+
+
+def test_what_deletes_reads_the_notes_of_old_epochs_too(store: MemoryStore) -> None:
+    store.put(PATHS.commit_note(Epoch(1)), b"{")
+    note = CommitNote(job=PATHS.job, epoch=Epoch(2), finish_time_micros=1)
+    store.put(PATHS.commit_note(Epoch(2)), encode(note))
+    with lease(store, PATHS, "merges", LeaseOptions.of(GcOptions())):
+        pass
+    with (
+        pytest.raises(FormatError, match="this release does not read"),
+        lease(store, PATHS, "deletes", LeaseOptions.of(GcOptions(), deletes=True)),
+    ):
+        pass
 
 
 def test_a_crash_at_any_change_leaves_a_lease_that_runs_out() -> None:
