@@ -40,14 +40,14 @@ MOST_LINES = {
     "state.errors": 5,
     "state.metadata": 3_230,
     "state.model": 6_170,
-    "state.operations": 29_808,
-    "state.planning": 11_514,
+    "state.operations": 29_810,
+    "state.planning": 11_520,
     "state.storage": 6_047,
     "state.tables": 8_099,
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 89_636
+MOST_LINES_OF_TESTS = 89_637
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

@@ -39,7 +39,7 @@ from arroyo_dagster.state.operations.catalog.jobs import (
     unlisted,
 )
 from arroyo_dagster.state.planning.abandoned import AbandonedPrefix
-from arroyo_dagster.state.planning.compaction.rewrite import maintenance_of
+from arroyo_dagster.state.planning.compaction.availability import maintenance_of
 from arroyo_dagster.state.planning.restore.reads import check_root, job_watermark_micros
 
 

@@ -134,7 +134,8 @@ def test_the_alerts_name_jobs_and_checks_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("dagster", "1.12"), ("pyspark", "3.5"), ("pyarrow", "20")]
+    ("name", "shown"),
+    [("dagster", "1.12"), ("pyspark", "3.5"), ("pyarrow", "20"), ("polars", "1.42")],
 )
 def test_the_versions_are_those_of_the_package(name: str, shown: str) -> None:
     project = tomllib.loads(_text("pyproject.toml"))["project"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -382,6 +383,22 @@ def rows_frame(row: type[Any], found: Iterable[Any]) -> pl.DataFrame:
             for column in _columns(row)
         ]
     )
+
+
+def lazy_source(
+    source: Callable[..., Iterator[pl.DataFrame]], schema: Any, name: str
+) -> pl.LazyFrame:
+    """Return a frame that is read from `source` when it is collected.
+
+    Args:
+        source: as of `register_io_source`; called twice it returns the same.
+        name: for explanations.
+    """
+    from polars.io.plugins import register_io_source
+
+    known = inspect.signature(register_io_source).parameters  # polars 1 names no source
+    named: dict[str, Any] = {"explain_name": name} if "explain_name" in known else {}
+    return register_io_source(source, schema=schema, is_pure=True, **named)
 
 
 class _Column(NamedTuple):

@@ -50,6 +50,7 @@ from arroyo_dagster.state.operations.query.metadata_rows import (
     TableRow,
     WatermarkRow,
     WindowRow,
+    lazy_source,
     rows_frame,
     rows_schema,
     rows_table,
@@ -534,7 +535,6 @@ class MetadataRows:
         Args:
             name: for explanations.
         """
-        from arroyo_dagster.state.operations.query.polars_frames import lazy_source
 
         def source(
             columns: list[str] | None,

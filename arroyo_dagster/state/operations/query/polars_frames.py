@@ -6,21 +6,20 @@ choose files and row groups; Polars' own evaluation of the whole predicate decid
 
 from __future__ import annotations
 
-import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
-from polars.io.plugins import register_io_source
 
 from arroyo_dagster.errors import InputError
 from arroyo_dagster.state.codec.hashing.ahash import HashVariant
 from arroyo_dagster.state.codec.hashing.routing import key_hashes, subtasks_for_hashes
 from arroyo_dagster.state.operations.query.global_scan import GlobalScan
+from arroyo_dagster.state.operations.query.metadata_rows import lazy_source
 from arroyo_dagster.state.operations.query.names import KEY_HASH, SUBTASK
 from arroyo_dagster.state.operations.query.scans import ScanRequest
 from arroyo_dagster.state.tables.comparisons import ColumnFilter, Comparison, Relation, bind
@@ -84,20 +83,6 @@ def lazy_frame(
             yield empty.select(names)
 
     return lazy_source(source, empty.schema, str(table.name))
-
-
-def lazy_source(
-    source: Callable[..., Iterator[pl.DataFrame]], schema: Any, name: str
-) -> pl.LazyFrame:
-    """Return a frame that is read from `source` when it is collected.
-
-    Args:
-        source: as of `register_io_source`; called twice it returns the same.
-        name: for explanations.
-    """
-    known = inspect.signature(register_io_source).parameters  # polars 1 names no source
-    named: dict[str, Any] = {"explain_name": name} if "explain_name" in known else {}
-    return register_io_source(source, schema=schema, is_pure=True, **named)
 
 
 @dataclass(frozen=True, slots=True)
