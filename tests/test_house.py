@@ -47,7 +47,7 @@ MOST_LINES = {
 }
 """By package; of `state` by the one below it; "" = the modules at the top."""
 
-MOST_LINES_OF_TESTS = 89_637
+MOST_LINES_OF_TESTS = 89_671
 """All of tests/. The bound of the repository is 76,000."""
 
 MANY_PARAMETERS = {

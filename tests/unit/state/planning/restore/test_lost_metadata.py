@@ -7,10 +7,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from arroyo_dagster.state import Epoch, JobId, JobPaths, OperatorId, PipelineId, WorkerGeneration
+from arroyo_dagster.errors import ProtocolError
+from arroyo_dagster.state import (
+    Epoch,
+    JobId,
+    JobPaths,
+    OperatorId,
+    PipelineId,
+    StatePath,
+    WorkerGeneration,
+)
 from arroyo_dagster.state.planning.restore.lost_metadata import (
     EpochObjects,
     NamedTables,
+    check_own,
     cut_checkpoint,
     cut_metadata,
     identity_mismatch,
@@ -269,3 +279,27 @@ def test_an_epoch_that_was_complete_is_missed(
         [*newest, *epochs[1:]], Epoch(min_epoch), Epoch(whole_from), [Epoch(one) for one in kept]
     )
     assert list(missed) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        ("0000007-0000000001-edit.json", 0),
+        ("0000008-0000000001-edit.json", 1),  # of another epoch
+        ("0000007-0000000001-compaction.json", 1),  # it unlists only what it merged
+    ],
+)
+def test_only_an_edit_of_the_epoch_explains_what_is_not_listed(record: str, found: int) -> None:
+    named = NamedTables(epoch=Epoch(7), worker_generation=None, tables={SOURCE: ["s"]})
+    objects = [LEGACY.changes / record, LEGACY.checkpoint(Epoch(7), None) / TABLE]
+    assert len(list(cut_metadata(LEGACY, named, objects))) == found
+
+
+def test_metadata_that_names_objects_of_another_job_is_refused() -> None:
+    own, other = LEGACY.root / "a", StatePath("copied/a")
+    check_own(LEGACY, "epoch 7", [own], next_step="rebuild it")
+    check_own(LEGACY, "epoch 7", [other], next_step="rebuild it", below=StatePath("copied"))
+    with pytest.raises(ProtocolError, match="epoch 7 names objects of another job") as refused:
+        check_own(LEGACY, "epoch 7", [own, other], next_step="rebuild it", epoch=7)
+    assert refused.value.facts == {"job": LEGACY.root, "found": other, "epoch": 7}
+    assert refused.value.next_step == "rebuild it"
