@@ -29,8 +29,8 @@ MOST_LINES_OF_A_CLASS = 300
 MOST_COMMANDS, MOST_OPTIONS = 50, 325
 MOST_LINES = {
     "": 1_041,
-    "cli": 9_806,
-    "dataflow": 20_628,
+    "cli": 9_808,
+    "dataflow": 20_633,
     "engine": 4_929,
     "orchestration": 9_915,
     "sdf": 41,

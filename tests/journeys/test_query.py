@@ -252,7 +252,7 @@ def test_rows_of_every_table_of_arroyo_are_plain_json(name: str, archive: Archiv
                 assert 0 < found.count < whole.count == facts["rows"]
 
 
-def test_two_columns_of_one_name_are_both_shown(archive: Archive) -> None:
+def test_two_columns_of_one_name_are_both_printed(archive: Archive) -> None:
     at = ("median_delays", "tumbling_4", "t", "--url", archive("flights"))
     rows = output("rows", *at, "--limit", "0")
     assert list(rows[0]) == ["origin", "0", "0_1", "1", "_timestamp"]

@@ -190,7 +190,7 @@ def test_the_whole_lock_is_audited_strictly(tmp_path: Path) -> None:
     assert not any("://" in word or "index" in word for word in words)
 
 
-def test_what_is_found_is_shown_and_fails(tmp_path: Path) -> None:
+def test_findings_are_printed_and_fail(tmp_path: Path) -> None:
     done = audit(tmp_path, f"echo '{TABLE}'; echo 'Found 1 known vulnerability' >&2; exit 1")
     assert done.returncode != 0
     assert done.stdout.strip() == TABLE

@@ -77,7 +77,9 @@ def run_in_window(store: ObjectStore, edit: PlannableEdit, given: dict[str, Any]
         lease_wait_seconds=given["lease_wait_seconds"],
         on_step=(lambda step: None) if given["as_json"] else print_step,
     )
-    control = ArroyoControl(_api() or "", token=token_of_environment())
+    address = _api()
+    assert address is not None  # `check_window` refuses the options else
+    control = ArroyoControl(address, token=token_of_environment())
     outcome = run_edit_window(store, control, edit, options)
     change = outcome.change
     if change is not None and outcome.end is not WindowEnd.AT_REST:  # the window has done it

@@ -135,8 +135,8 @@ def _signature_errors(function: FunctionDef) -> list[tuple[str, str]]:
     if operator not in ("update-state", "filter") and output is None:
         problems.append(("E38", " has no output; expected one"))
     if operator == "filter" and (output is None or _name(output.type) != "bool"):
-        found = "none" if output is None else _name(output.type)
-        problems.append(("E38", f" has the output {found}; expected bool"))
+        output_type = "none" if output is None else _name(output.type)
+        problems.append(("E38", f" has the output {output_type}; expected bool"))
     if operator == "filter-map" and output is not None and not output.optional:
         problems.append(("E38", " has an output that is not optional; expected `optional: true`"))
     if operator == "assign-timestamp" and output is not None and _name(output.type) != "i64":

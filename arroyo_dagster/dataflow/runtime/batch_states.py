@@ -310,7 +310,7 @@ class ColumnUpdate:
         """
         texts = records.origin.batch.column(KEY)
         if len(records) < len(texts):
-            texts = texts.take(pa.array(records.at, pa.int64()))
+            texts = texts.take(pa.array(records.rows, pa.int64()))
         keys = pl.Series(KEY, texts)
 
         def call(start: int, stop: int) -> None:

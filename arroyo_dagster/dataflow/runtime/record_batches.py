@@ -113,13 +113,13 @@ class Travel:
         else:
             values = encode(records.values, groups, shared=shared)
         keys = {} if self.keyed else encode_keys(records.keys, len(records))
-        origin, at = records.origin.batch, records.at
+        origin, rows = records.origin.batch, records.rows
         names = [*ORIGIN, *(epoch_column(owner) for owner in self.owners), CLOCK]
         carried = {name: column(origin, name) for name in names}
         if self.raw is not None:
             carried |= raw_columns(origin)
-        if not (isinstance(at, range) and len(at) == origin.num_rows):
-            indexes = pa.array(at, pa.int64())
+        if not (isinstance(rows, range) and len(rows) == origin.num_rows):
+            indexes = pa.array(rows, pa.int64())
             carried = {name: cells.take(indexes) for name, cells in carried.items()}
         return self.batch({**carried, **values, **keys, **(columns or {})})
 

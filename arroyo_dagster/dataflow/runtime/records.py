@@ -51,15 +51,15 @@ class OriginRows:
     batch: pa.RecordBatch
     topics: Sequence[str]
 
-    def place(self, at: int) -> Place:
+    def place(self, row: int) -> Place:
         """Return the position of a row's record in its topic; the record itself if it is there."""
         batch = self.batch
-        source = column(batch, SOURCE)[at].as_py()
+        source = column(batch, SOURCE)[row].as_py()
         topic = self.topics[source] if 0 <= source < len(self.topics) else ""
-        partition, offset = (column(batch, name)[at].as_py() for name in ("partition", "offset"))
+        partition, offset = (column(batch, name)[row].as_py() for name in ("partition", "offset"))
         if FILE not in batch.schema.names:
             return Place(topic, partition, offset)
-        raw = {name: values[at] for name, values in raw_columns(batch).items()}
+        raw = {name: values[row] for name, values in raw_columns(batch).items()}
         return Place(
             topic,
             partition,
@@ -67,7 +67,7 @@ class OriginRows:
             file=raw[FILE].as_py(),
             key=raw[RAW_KEY].as_py(),
             record=_record_bytes(raw[RAW].as_py()),
-            time_ms=column(batch, "timestamp").cast(pa.int64())[at].as_py(),
+            time_ms=column(batch, "timestamp").cast(pa.int64())[row].as_py(),
         )
 
 
@@ -77,7 +77,7 @@ class Records:
     Args:
         origin: the rows that they come from.
         values: the value of each record; None = `frame` has them.
-        at: the index of each record in the rows of `origin`.
+        rows: the index of each record's row in `origin`.
         keys: the key of each record; None = no keys.
         windows: the windows that accepted each record; None outside of windows.
         frame: the records as rows; see `frame_of`.
@@ -87,7 +87,7 @@ class Records:
         self,
         origin: OriginRows,
         values: list[Any] | None,
-        at: Sequence[int],
+        rows: Sequence[int],
         keys: list[Any] | None = None,
         windows: list[tuple[Window, ...]] | None = None,
         *,
@@ -97,7 +97,7 @@ class Records:
         self._values = values
         self._frame = frame
         self._change = last_change()
-        self.at = at
+        self.rows = rows
         self.keys = keys
         self.windows = windows
 
@@ -117,7 +117,7 @@ class Records:
         return self._frame
 
     def __len__(self) -> int:
-        return len(self.at)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield each value once, for its last use: rows of a frame become values one by one."""
@@ -128,7 +128,7 @@ class Records:
 
     def place(self, index: int) -> Place:
         """Return the position of a record in its topic."""
-        return self.origin.place(self.at[index])
+        return self.origin.place(self.rows[index])
 
     def columns(self, start: int, stop: int) -> pl.DataFrame:
         """Return some records as a frame. Errors as in `frame_of`."""
@@ -139,11 +139,11 @@ class Records:
 
     def taken(self, kept: list[int], values: list[Any], keys: list[Any] | None) -> Records:
         """Return records with new values and keys, derived from those at the indexes `kept`."""
-        if len(kept) == len(self.at) and kept == list(range(len(kept))):
-            return Records(self.origin, values, self.at, keys, self.windows)
+        if len(kept) == len(self.rows) and kept == list(range(len(kept))):
+            return Records(self.origin, values, self.rows, keys, self.windows)
         windows = None if self.windows is None else [self.windows[index] for index in kept]
-        at = [self.at[index] for index in kept]
-        return Records(self.origin, values, at, keys, windows)
+        rows = [self.rows[index] for index in kept]
+        return Records(self.origin, values, rows, keys, windows)
 
     def picked(self, kept: list[int]) -> Records:
         """Return the records at the indexes `kept` as values."""
@@ -152,14 +152,15 @@ class Records:
 
     def chosen(self, kept: list[int], frame: pl.DataFrame | None = None) -> Records:
         """Return the records at the indexes `kept`; with `frame`, with these rows as values."""
-        if frame is None and len(kept) == len(self.at):
+        if frame is None and len(kept) == len(self.rows):
             return self
         if frame is None and self.frame is None:
             return self.picked(kept)
         keys = None if self.keys is None else [self.keys[index] for index in kept]
         records = self.taken(kept, [], keys)
-        rows = self.frame[kept] if frame is None and self.frame is not None else frame
-        return Records(self.origin, None, records.at, records.keys, records.windows, frame=rows)
+        if frame is None and self.frame is not None:
+            frame = self.frame[kept]
+        return Records(self.origin, None, records.rows, records.keys, records.windows, frame=frame)
 
 
 def column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -171,12 +171,13 @@ class RecordsOperator(ServiceOperator):
         """Return the records that a window accepts, with their windows; each record advances the
         watermark.
         """
-        times = column(records.origin.batch, "timestamp").cast(pa.int64()).to_pylist()
-        given = [self.now_ms if times[at] is None else times[at] for at in records.at]
-        timed = given if self._timestamp is None else self._timestamp.run(records, given)
-        accepted = [() if time is FAILED else event_time.accept(time) for time in timed]
+        stored = column(records.origin.batch, "timestamp").cast(pa.int64()).to_pylist()
+        times = [self.now_ms if stored[row] is None else stored[row] for row in records.rows]
+        if self._timestamp is not None:
+            times = self._timestamp.run(records, times)
+        accepted = [() if time is FAILED else event_time.accept(time) for time in times]
         kept = [index for index, windows in enumerate(accepted) if windows]
-        late = len(accepted) - len(kept) - timed.count(FAILED)
+        late = len(accepted) - len(kept) - times.count(FAILED)
         self.metrics.count("window", succeeded=len(kept), dropped_late=late)
         windowed = records.picked(kept)
         windowed.windows = [accepted[index] for index in kept]
@@ -233,7 +234,8 @@ class RecordsOperator(ServiceOperator):
             self.failures.note(name, error, value, place, partial=self.plan.partial_before_key)
 
         results, _ = call_each(check_travels, [records.values], fail)
-        return records.picked([at for at, result in enumerate(results) if result is not FAILED])
+        kept = [index for index, result in enumerate(results) if result is not FAILED]
+        return records.picked(kept)
 
 
 class AssignTimestamp(Step):
@@ -241,13 +243,13 @@ class AssignTimestamp(Step):
 
     __slots__ = ()
 
-    def run(self, records: Records, given: Sequence[int]) -> list[Any]:
-        """Return the time of each record, or `FAILED`; `given`: the times that they came with."""
+    def run(self, records: Records, times: Sequence[int]) -> list[Any]:
+        """Return the time of each record, or `FAILED`; `times`: those that they came with."""
         begin_step(self.name)
         keyed = self.function.takes_key
-        times, failed = self.each(self._time_of, records, given, keyed=keyed)
+        assigned, failed = self.each(self._time_of, records, times, keyed=keyed)
         self.metrics.count(self.name, succeeded=len(records) - failed)
-        return times
+        return assigned
 
     def _time_of(self, *arguments: Any) -> int:
         time = self.function.body(*arguments)
@@ -428,7 +430,7 @@ def _one_a_window(records: Records) -> tuple[Records, pa.Array | None]:
     repeated_records = Records(
         records.origin,
         [records.values[index] for index in repeated],
-        [records.at[index] for index in repeated],
+        [records.rows[index] for index in repeated],
         None,
         [(window,) for windows in records.windows for window in windows],
     )

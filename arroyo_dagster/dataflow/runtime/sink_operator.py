@@ -64,8 +64,8 @@ class DeliverOperator(ServiceOperator):
         rows = [result for result in results if result is not FAILED]
         if rows:
             keyed = records.keys is not None
-            pairs = zip(records.at, results, strict=True)
-            indexes = pa.array([at for at, result in pairs if result is not FAILED], pa.int64())
+            pairs = zip(records.rows, results, strict=True)
+            indexes = pa.array([row for row, result in pairs if result is not FAILED], pa.int64())
             columns = [
                 pa.array([row[0] if keyed else None for row in rows], pa.binary()),
                 pa.array([row[1] for row in rows] if keyed else rows, pa.binary()),

@@ -55,8 +55,8 @@ class SourceDecoder:
         self._read, self._read_all = converter.reader(), converter.batch_reader()
         self._read_key = converter.key_reader()
         self._in_columns = in_columns
-        parses = in_columns or reads_records(converter)
-        self._read_columns = column_reader(converter) if parses else None
+        read_columns = column_reader(converter)
+        self._read_columns = read_columns if in_columns or reads_records(converter) else None
 
     def parse(self, batch: pa.RecordBatch) -> pl.DataFrame | None:
         """Return the records of a batch as columns; None if one does not decode so.
@@ -90,7 +90,9 @@ class SourceDecoder:
             self._failures.note(name, error, raw, origin.place(index), topic=True)
         self._metrics.count(name, succeeded=count - len(bad))
         records = Records(origin, values, range(count), keys, frame=parsed)
-        return records.chosen([at for at in range(count) if at not in bad]) if bad else records
+        if not bad:
+            return records
+        return records.chosen([index for index in range(count) if index not in bad])
 
     def _values(self, batch: pa.RecordBatch) -> tuple[list[Any], dict[int, Exception]]:
         """Return the value of each record, and the errors of those that do not decode, by index."""
@@ -205,7 +207,7 @@ def reads_records(converter: Converter) -> bool:
     converter gives: the type is an object of text, bools and whole numbers.
     """
     declared = converter.resolved(converter.type)
-    if column_reader(converter) is None or not isinstance(declared, CompositeType):
+    if not isinstance(declared, CompositeType):
         return False
     scalars = [converter.resolved(member.type) for member in declared.members]
     return all(isinstance(scalar, ScalarType) and scalar in _AS_READ for scalar in scalars)

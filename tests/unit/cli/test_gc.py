@@ -22,7 +22,7 @@ def store(url: str) -> ObjectStore:
     return found
 
 
-def test_plan_is_shown_stored_and_executed(url: str, store: ObjectStore, tmp_path: Path) -> None:
+def test_plan_is_printed_stored_and_executed(url: str, store: ObjectStore, tmp_path: Path) -> None:
     before = listing(store)
     file = tmp_path / "plan.json"
     args = ("gc", "plan", "expire", "main", "--keep", "3")
